@@ -5,6 +5,7 @@ import msgspec
 from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, read_chat
 from penstock.frontend.dialects.messages_answer import MessagesAnswer, anthropic_error
 from penstock.frontend.dialects.messages_request import chat_of
+from penstock.frontend.dialects.system_messages import with_one_system
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.prompt.model_preset import as_served
@@ -22,7 +23,7 @@ async def messages(service: Service, caller: HttpExchange) -> None:
     fields = await body_fields(service, caller, _LABEL)
     left_out: list[str] = []
     with counted(service, _LABEL):
-        chat = chat_of(fields, left_out)
+        chat = with_one_system(service, chat_of(fields, left_out))
     request = await read_chat(service, chat, left_out, caller.headers, timing)
     answer = MessagesAnswer(request.parsed.model, request.prompt.isl)
     await answer_chat(service, caller, _LABEL, request, answer, timing, anthropic_error)
@@ -31,7 +32,8 @@ async def messages(service: Service, caller: HttpExchange) -> None:
 async def count_tokens(service: Service, caller: HttpExchange) -> None:
     """POST /v1/messages/count_tokens: the prompt's tokens, exact where this process has the model's tokenizer."""
     fields = await body_fields(service, caller, _LABEL)
-    parsed = parse("chat_completions", msgspec.json.encode(chat_of(fields, [], counted=True)))
+    chat = with_one_system(service, chat_of(fields, [], counted=True))
+    parsed = parse("chat_completions", msgspec.json.encode(chat))
     if media_of(parsed.fields):
         await settle_media(parsed, service.media, service.prompts, fetch=False)
     resolved = service.catalog.resolve(parsed.model)

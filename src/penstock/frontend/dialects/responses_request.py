@@ -65,7 +65,7 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     instructions = field_of(fields, "instructions", str)
     begun: list[JsonObject] = [{"role": "system", "content": instructions}] if instructions else []
     chat["model"] = needed(fields, "model", str)
-    chat["messages"] = _one_system([*begun, *history, *messages_of(fields, tools, left_out)])
+    chat["messages"] = [*begun, *history, *messages_of(fields, tools, left_out)]
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = field_of(fields, "max_output_tokens", int)
     chat |= tools.chat_fields(fields) | _format(field_of(fields, "text", dict) or {})
@@ -186,18 +186,6 @@ def _content(item: JsonObject, where: str) -> str | list[JsonObject]:
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
-
-
-def _one_system(messages: list[JsonObject]) -> list[JsonObject]:
-    """Join the system messages at the beginning: most models' templates take one."""
-    texts: list[str] = []
-    for message in messages:
-        if message["role"] != "system" or not isinstance(message["content"], str):
-            break
-        texts.append(message["content"])
-    if len(texts) < 2:
-        return messages
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(texts) :]]
 
 
 def _format(text: JsonObject) -> JsonObject:

@@ -14,6 +14,7 @@ from penstock.frontend.dialects.response_reach import end_response, find_respons
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.dialects.responses_request import chat_messages, chat_of, messages_of
+from penstock.frontend.dialects.system_messages import with_one_system
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.clientless_exchange import ClientlessExchange
 from penstock.frontend.http.error_responses import ErrorResponse, quoted, rejected
@@ -21,6 +22,7 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.completions import CompletionRequest
 from penstock.frontend.openai.models import json_response
+from penstock.frontend.prompt.framework_hints import framework_hints
 from penstock.frontend.response_store import StoredResponse
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import ClientError
@@ -47,10 +49,11 @@ async def create(service: Service, caller: HttpExchange) -> None:
     owner = _owner(service, caller.name)
     left_out: list[str] = []
     with counted(service, _LABEL):
-        before = await _before(service, owner, fields, Conversation(id, []))
+        session = framework_hints(caller.headers, fields).session or id
+        before = await _before(service, owner, fields, Conversation(session, []))
         background = _runs_alone(fields)
         tools = ResponseTools(fields, left_out)
-        chat = chat_of(fields, before.messages, tools, left_out)
+        chat = with_one_system(service, chat_of(fields, before.messages, tools, left_out))
     if background:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
