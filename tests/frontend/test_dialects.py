@@ -26,7 +26,8 @@ from tests.frontend.test_migration import cut, engines
 
 DOC = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 MESSAGE: Any = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-VIDEO, FILE, TOOL = {"type": "video"}, {"type": "input_file"}, {"name": "a", "input_schema": {}}
+VIDEO, TOOL = {"type": "video"}, {"name": "a", "input_schema": {}}
+FILES = [{"type": "input_file", "filename": "a.pdf", "file_data": "data:"}, {"type": "input_image", "file_id": "f"}]
 SEARCH = {"type": "web_search"}
 STREAM = b"".join(
     [
@@ -83,7 +84,57 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
     for name, fields in (("honoured", module.HONOURED), ("ignored", module.IGNORED), ("refused", module.REFUSED)):
         listed = set(rows[name].split(" | ")[2].replace("`", "").rstrip(" |").split(", "))
         assert listed == set(fields), name
-    assert not module.HONOURED & module.IGNORED and not (module.HONOURED | module.IGNORED) & set(module.REFUSED)
+    ignored, refused = set(module.IGNORED), set(module.REFUSED)
+    assert not module.HONOURED & ignored and not (module.HONOURED | ignored) & refused
+
+
+@pytest.mark.parametrize(
+    "path, fields, left_out",
+    [
+        ("/v1/responses", {"text": {"verbosity": "low"}, "metadata": {"a": "b"}, "service_tier": "auto"}, []),
+        ("/v1/responses", {"truncation": "disabled", "reasoning": {"effort": "low", "summary": None}}, []),
+        ("/v1/responses", {"include": [], "client_metadata": {"a": "b"}, "max_tool_calls": 5}, []),
+        ("/v1/responses", {"truncation": "auto", "service_tier": "flex"}, ["service_tier", "truncation"]),
+        ("/v1/responses", {"reasoning": {"summary": "auto"}, "include": ["x"]}, ["include", "reasoning.summary"]),
+        ("/v1/responses", {"text": {"new": 1}, "context_management": [{}]}, ["context_management", "text.new"]),
+        ("/v1/responses", {"input": [{"role": "user", "content": FILES}]}, ["input.input_file", "input.input_image"]),
+        ("/v1/messages", {"service_tier": "auto", "speed": "standard", "betas": ["x"]}, []),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}, "metadata": {"user_id": "u"}}, []),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}, ["thinking.budget_tokens"]),
+        (
+            "/v1/messages",
+            {"output_config": {"task_budget": {}}, "speed": "fast"},
+            ["speed", "output_config.task_budget"],
+        ),
+        ("/v1/messages", {"context_management": {"edits": []}, "fallbacks": [{}]}, ["context_management", "fallbacks"]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_field_without_an_effect_is_named_in_the_answer(
+    path: str, fields: dict[str, Any], left_out: list[str], stream: bool
+) -> None:
+    own = {**MESSAGE} if path == "/v1/messages" else {"model": "m", "input": "x"}
+    async with stand() as s:
+        s.engines[0].reply = script("ok")
+        got = await s.http.post(path, json={**own, **fields, "stream": stream})
+        assert got.status == 200, await got.text()
+        assert [name for name in got.headers.get("x-penstock-ignored-hints", "").split(", ") if name] == left_out
+        text = await got.text()
+        assert list(s.records[0].ignored_hints) == left_out
+        if path == "/v1/responses":
+            response = json.loads(text.rsplit("data: ", 1)[-1])
+            response = response["response"] if stream else response
+            note = {"penstock_left_out": ", ".join(left_out)} if left_out else {}
+            assert response["metadata"] == {**fields.get("metadata", {}), **note}
+            assert response["truncation"] == "disabled" and response["service_tier"] == "default"
+
+
+def test_what_chats_have_too_is_passed_on() -> None:
+    given = {"text": {"verbosity": "low"}, "metadata": {"program_id": "p"}, "reasoning": {"effort": "high"}}
+    chat = chat_of(responses_request, {"model": "m", "input": "x", **given})
+    assert (chat["verbosity"], chat["metadata"], chat["reasoning_effort"]) == ("low", given["metadata"], "high")
+    answer = ResponsesAnswer("resp_1", {"model": "m", **given}, ResponseTools({}, []), [], lambda answer: None)
+    assert answer.response("completed")["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +150,7 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
         (responses_request, {"conversation": "c"}, "conversation"),
         (responses_request, {"input": None}, "input"),
         (responses_request, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        (responses_request, {"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0].type"),
+        (responses_request, {"input": [{"role": "user", "content": [VIDEO]}]}, "input[0].content[0].type"),
         (responses_request, {"tools": [{}]}, "tools[0].type"),
         (responses_request, {"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice"),
         (responses_request, {"tools": [SEARCH], "tool_choice": SEARCH}, "tool_choice.type"),
@@ -158,6 +209,7 @@ FULL_RESPONSE: Any = {
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     "reasoning": {"effort": "low"},
+    "metadata": {"program_id": "p"},
 }
 
 

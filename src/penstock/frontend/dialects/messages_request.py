@@ -5,6 +5,7 @@ import msgspec
 from penstock.frontend.dialects.body_fields import (
     field_of,
     leave_out,
+    name_ignored,
     needed,
     objects_of,
     passed_on,
@@ -22,11 +23,15 @@ REFUSED = {
     "thread": "send all messages of the conversation",
 }
 """Fields that are refused where they are set -> why."""
-IGNORED = frozenset(
-    {"anthropic_version", "betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed"}
-    | {"service_tier"}
-)
-"""Fields without an effect: caching is automatic, and the rest are ways of the vendor's own service."""
+IGNORED: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("anthropic_version", "betas", "billing_policy", "cache_control", "diagnostics", "service_tier")),
+    **dict.fromkeys(("fallback_credit_token", "user_profile_id", "workspace_id")),
+    **dict.fromkeys(("compaction", "context_management", "fallbacks", "inference_geo"), ()),
+    "speed": ("standard",),
+}
+"""Fields without an effect -> the values that ask for none; None: every value does: caching is automatic, for one."""
+_INNER = {"thinking": ("type",), "output_config": ("effort", "format"), "metadata": ("user_id",)}
+"""Objects of whose fields these are honoured."""
 HONOURED = frozenset(
     {"model", "max_tokens", "messages", "system", "stream", "stop_sequences", "metadata", "tools", "tool_choice"}
     | {"thinking", "output_config", "output_format", "temperature", "top_p", "top_k"}
@@ -55,7 +60,8 @@ def chat_of(fields: JsonObject, left_out: list[str], *, counted: bool = False) -
         ClientError: 400, naming the field.
     """
     refuse(fields, REFUSED)
-    chat = passed_on(fields, HONOURED | IGNORED | REFUSED.keys())
+    name_ignored(fields, IGNORED, _INNER, left_out)
+    chat = passed_on(fields, HONOURED | IGNORED.keys() | REFUSED.keys())
     if not counted:
         chat["max_tokens"] = needed(fields, "max_tokens", int)
     chat |= {name: fields[name] for name in _AS_THEY_ARE if fields.get(name) is not None}

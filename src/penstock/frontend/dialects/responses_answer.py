@@ -112,7 +112,7 @@ class ResponsesAnswer(DialectAnswer):
         """Return the response object."""
         fields, ended = self._fields, status in ("completed", "incomplete")
         reason = _INCOMPLETE.get(self.reader.finish or "") if status == "incomplete" else None
-        format = (fields.get("text") or {}).get("format") or {"type": "text"}
+        text = {"format": {"type": "text"}, **set_fields(**(fields.get("text") or {}))}
         reasoning = fields.get("reasoning") or {}
         return {
             "id": self.id,
@@ -133,7 +133,7 @@ class ResponsesAnswer(DialectAnswer):
             "service_tier": "default",
             "store": fields.get("store") is not False,
             "temperature": fields.get("temperature"),
-            "text": {"format": format},
+            "text": text,
             "tool_choice": fields.get("tool_choice") or "auto",
             "tools": fields.get("tools") or [],
             "top_p": fields.get("top_p"),
