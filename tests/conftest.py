@@ -48,6 +48,11 @@ def traces() -> Path:
     return found
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # An option: the product takes no variable of the environment that it does not know.
+    parser.addoption("--outcome", type=Path, help="file into which tests.run wants what came of the tests")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show how a test failed that passed the second time, and tell `tests.run` what came of all of them."""
     first_failures: dict[str, str] = {}
@@ -56,9 +61,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for test, failure in first_failures.items():
         terminalreporter.section(f"first failure of {test}", "-")
         terminalreporter.write_line(failure)
-    if path := os.environ.get("PENSTOCK_TEST_REPORT"):
+    path: Path | None = terminalreporter.config.getoption("--outcome")
+    if path is not None:
         failed = {report.nodeid for outcome in ("failed", "error") for report in terminalreporter.getreports(outcome)}
         passed_later = {test: failure for test, failure in first_failures.items() if test not in failed}
         counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in ("passed", "skipped")}
         counts |= {"failed": len(failed), "rerun": len(passed_later)}
-        Path(path).write_text(json.dumps({"counts": counts, "first_failures": passed_later}))
+        path.write_text(json.dumps({"counts": counts, "first_failures": passed_later}))

@@ -23,8 +23,6 @@ from tests import nightly
 from tests.environments import ENVIRONMENTS, Environments
 from tests.suites import ROOT, SUITES, Suite, known, touched
 
-REPORT = "PENSTOCK_TEST_REPORT"
-"""Variable that names the file into which `tests.conftest` writes what came of a run of pytest."""
 COUNTED = ("passed", "failed", "rerun", "skipped")
 
 
@@ -189,8 +187,8 @@ def pytest(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         done = subprocess.run(
-            [python, "-m", "pytest", "-rsR", "--durations=12", *arguments],
-            env={**ONE_THREAD, **os.environ, **variables, REPORT: str(report)},
+            [python, "-m", "pytest", "-rsR", "--durations=12", f"--outcome={report}", *arguments],
+            env={**ONE_THREAD, **os.environ, **variables},
             cwd=ROOT,
             check=False,
         )

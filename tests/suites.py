@@ -106,6 +106,10 @@ DOUBLE = below(
 """Tests that hold the doubles of Kubernetes to what real programs accept and print."""
 SERVERS = ("tests/vllm/*.py", "tests/vllm/setup")
 """What the tests of real vLLM share."""
+ENGINES = (
+    *sources("adapters/engines", "frontend/exchange", "router/kv_index", "runtime/kv_events"),
+    *SERVERS,
+)
 IMAGE = "tests/kubernetes/test_image.py"
 PROGRAMS = ("kubectl", "helm", "envoy", "nginx", "haproxy", "xds")
 
@@ -207,16 +211,20 @@ SUITES = (
     ),
     Suite(
         "vllm",
-        below("tests/vllm", "attached", "children", "handoff", "tiers", "test_environment", "test_front_door")
-        + below("tests/vllm", "test_parsers", "test_publisher"),
-        subject=(
-            *sources("adapters/engines", "blocks", "frontend/exchange", "inside", "router/kv_index"),
-            *sources("runtime/kv_events", "runtime/kv_tiers", "transfer"),
-            *SERVERS,
-        ),
-        gate=below("tests/vllm", "test_environment", "attached", "children/test_1_serves", "children/test_3_killed")
-        + below("tests/vllm", "handoff/test_1_splits", "test_front_door", "tiers/test_4_one_flag"),
-        select="not soak",
+        below("tests/vllm", "children", "handoff", "test_environment", "test_parsers", "test_publisher", "tiers"),
+        subject=(*ENGINES, *sources("blocks", "inside", "runtime/kv_tiers", "transfer")),
+        gate=below("tests/vllm", "children/test_1_serves", "children/test_3_killed", "handoff/test_1_splits")
+        + below("tests/vllm", "test_environment", "tiers/test_4_one_flag"),
+        needs=("vllm",),
+        requires=("vllm",),
+    ),
+    Suite(
+        "vllm-attached",
+        below("tests/vllm", "attached", "test_front_door"),
+        subject=ENGINES,
+        gate=below("tests/vllm", "attached", "test_front_door"),
+        select="",
+        workers=1,  # they share a server
         needs=("vllm",),
         requires=("vllm",),
     ),

@@ -83,7 +83,7 @@ class AiohttpCall:
             if self._scope is not None:
                 self._scope.reschedule(asyncio.get_running_loop().time())
 
-    def close(self) -> None:
+    def close(self, *, lingers: bool = False) -> None:
         if self._response is None:
             return
         if self._response.content.at_eof():

@@ -224,6 +224,40 @@ async def test_a_stream_is_handed_on_piece_by_piece_and_its_connection_kept(kind
         await calls.close()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_connection_whose_answer_lacks_only_its_end_is_kept_where_that_comes(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.adapters.engines.http.http1_client_pool.LINGER", 60.0 if ends else 0.0)
+    end = asyncio.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await raw.request(reader)
+        writer.write(SSE + b"6\r\n[DONE]\r\n")
+        await end.wait()
+        writer.write(b"0\r\n\r\n" if ends else b"")
+        await raw.request(reader)
+        writer.write(unary(b"ok"))
+        await reader.readexactly(1)
+
+    async with engine(late) as raw:
+        calls = client("fast")
+        assert isinstance(calls, Http1Client)
+        call = post(calls, raw.url)
+        await call.begin()
+        await call.relay(lambda data: False, Taker())
+        call.close(lingers=True)
+        (pool,) = calls._origins.values()
+        assert len(pool._lingering) == 1
+        end.set()
+        async with asyncio.timeout(5):
+            while pool._lingering:
+                await asyncio.sleep(0.01)
+        assert (await ask(calls, raw.url))[2] == b"ok" if ends else pool.open == 0
+        assert raw.connections == 1
+        await calls.close()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 @BOTH
 async def test_cut_anywhere_it_is_the_same(kind: str, size: int) -> None:

@@ -1,6 +1,7 @@
 """config and doctor: what they print, their JSON and their exit status."""
 
 import json
+import socket
 from pathlib import Path
 
 import msgspec
@@ -153,6 +154,30 @@ def test_a_port_that_is_taken_is_an_error_unless_the_cluster_has_it(cluster):
     (finding,) = check_ports(settings, False)
     assert finding.level == "error"
     assert list(check_ports(settings, True)) == []
+
+
+def test_config_check_looks_at_what_a_start_takes_of_this_machine(penstock, tmp_path):
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = tmp_path / "c.yaml"
+        config.write_text(
+            f"frontend: {{port: {port}}}\nruns: {{dir: {tmp_path / 'file' / 'runs'}}}\n"
+            "models: {m: {pools: {p: {urls: ['http://no-such-host.invalid:8000']}}}}\n"
+        )
+        result = penstock("config", "check", str(config), "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 2 and not answer["ok"]
+    told = {problem["path"]: problem for problem in answer["problems"]}
+    assert told.keys() == {"ports", "run folder", "servers"}
+    assert "another server has it" in told["ports"]["hint"]
+    assert "no-such-host.invalid can't be resolved" in told["servers"]["message"]
+
+
+def test_config_check_leaves_the_ports_of_its_running_cluster_alone(penstock, cluster, tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text(f"frontend: {{port: {cluster.url.rsplit(':', 1)[1]}}}\nruns: {{dir: {tmp_path}}}\n")
+    assert penstock("config", "check", str(config)).exit_code == 0
 
 
 def test_the_disk_of_the_run_folder(tmp_path, monkeypatch):

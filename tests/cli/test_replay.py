@@ -1,6 +1,7 @@
 """Does replay tell what came of a journal, and end with 1 where a decision came out differently?"""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,29 @@ def test_a_difference_is_pointed_at_and_ends_with_1(folder: Path, tmp_path: Path
     done = ask(str(tmp_path / "000000"))
     assert done.return_value == 1
     assert "record 0 of router" in done.stdout and "came to other effects" in done.stdout
+
+
+def test_a_journal_of_which_nothing_can_be_replayed_is_a_failure(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    (segment,) = (run / "journal").glob("router/*")
+    header, *records = Frames(segment.read_bytes())
+    segment.write_bytes(b"".join(map(frame, [header, *(b'{"of": "another version"}' for _ in records)])))
+    done = ask(str(run))  # the fleet's journal beside it comes to the same
+    assert done.return_value == 1
+    assert "nothing of" in done.stdout and "every event that could be read came to the same" in done.stdout
+    alone = ask(str(segment))
+    assert alone.return_value == 1 and "the same effects" not in alone.stdout
+    shown = json.loads(ask(str(run), "--json").stdout)
+    assert shown["unread"] == [str(segment.parent)]
+
+
+def test_a_torn_end_is_named_and_no_failure(folder: Path, tmp_path: Path) -> None:
+    (segment,) = (folder / "journal").glob("router/*")
+    (tmp_path / "000000").write_bytes(segment.read_bytes()[:-3])
+    done = ask(str(tmp_path))
+    assert done.return_value == 0 and "not read: " in done.stdout
+    assert "every event that could be read came to the same effects again" in done.stdout
 
 
 def test_runs_journal_false_writes_none(tmp_path: Path) -> None:

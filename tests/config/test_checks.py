@@ -77,6 +77,26 @@ def problems(*overrides, files=False):
         (["supervise.restart_backoff=2m"], "out of range: above 0 and 30 or less"),
         (["planner.policy=hybrid", "planner.load_interval=3m"], "not shorter than planner.throughput_interval 180 s"),
         (["planner.budget.min_gpus=9", "planner.budget.max_gpus=8"], "is 9, above planner.budget.max_gpus 8"),
+        (["planner.budget.min_replicas=9", "planner.budget.max_gpus=8"], "all pools together takes 9 GPUs"),
+        (
+            ["planner.budget.pools={main: {min_replicas: 3, max_replicas: 2}}"],
+            "main.max_replicas: is 2, below its min_",
+        ),
+        (["planner.budget.pools={main: {max_replicas: 0}}"], "main.max_replicas: is 0, below its min_replicas 1"),
+        (["planner.budget.pools={main: {min_replicas: 9}}", "planner.budget.max_gpus=8"], "together takes 9 GPUs"),
+        (["planner.enabled=true", "planner.budget.pools={mian: {}}"], "pools.mian: there is no such pool"),
+        (
+            [
+                "planner.enabled=true",
+                "planner.budget.max_gpus=3",
+                "models={m: {pools: {a: {gpus: 2}, b: {gpus: 2}}}}",
+            ],
+            "is 3, and the least of all pools together takes 4 GPUs",
+        ),
+        (
+            load_target(kv_up=0.4, kv_down=0.6)[1:],
+            "is 0.6, and decode_scale_up_kv_rate is",
+        ),
         (["planner.plugins.use={mine: {}}"], "planner.plugins.use.mine: has neither a module nor an endpoint"),
         (["planner.plugins.use={mine: {module: m, endpoint: 'unix:///p'}}"], "use.mine: has a module and an endpoint"),
         (
@@ -107,6 +127,8 @@ def test_a_contradiction_is_told(overrides, said):
         ["models={m: {pools: {a: {urls: ['http://h:1'], block_size: 64}, b: {}}}}"],
         ["planner.policy=load-fpm", "planner.load_interval=3m"],
         ["planner.budget.min_gpus=8", "planner.budget.max_gpus=8"],
+        ["planner.enabled=false", "planner.budget.pools={mian: {}}"],
+        ["planner.enabled=true", "planner.budget.max_gpus=4", "models={m: {pools: {a: {gpus: 2}, b: {gpus: 2}}}}"],
         ["planner.plugins.use={mine: {module: m}, other: {endpoint: 'unix:///p'}}"],
         load_target(kv_up=0.6, kv_down=0.2, queue_up=9, queue_down=1),
     ],

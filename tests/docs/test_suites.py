@@ -80,7 +80,7 @@ def test_the_gate_runs_its_parts_where_nothing_changed(
         ("hatch_build.py", {"compiled-pure", "compiled-random", "compiled-shell", "image"}),
         ("src/penstock/testing/kubernetes/kubelet/new.py", {"double"}),
         ("src/penstock/transfer/new.py", {"nixl", "slow", "vllm"}),
-        ("src/penstock/adapters/engines/dialects/llamacpp.py", {"llamacpp", "slow", "vllm"}),
+        ("src/penstock/adapters/engines/dialects/llamacpp.py", {"llamacpp", "slow", "vllm", "vllm-attached"}),
         ("src/penstock/profiler/measurement/new.py", {"vllm-planner", "simulations"}),
         ("tests/vllm/server.py", {suite.name for suite in SUITES if suite.group == "vllm"}),
         ("README.md", set()),

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, UpstreamSettings
 from penstock.router.settings import RouterSettings
-from tests.frontend.stand import ENGINE, answer, answer_well, chunk, eventually, stand
+from tests.frontend.raw import connect, read_answer
+from tests.frontend.stand import ENGINE, Reply, answer, answer_well, chunk, eventually, stand
+from tests.security.attacks import post
 
 
 async def test_unary_chat_passes_through_with_marks() -> None:
@@ -581,9 +584,144 @@ async def test_a_stream_ends_with_its_end_mark_whatever_the_engine_does_then() -
             return response
 
         s.engines[0].reply = lingering
+        reader, writer = await connect(s)
         async with asyncio.timeout(10):
-            body = await (await s.chat(stream=True)).read()
-        assert body == chunk({"content": "a"}) + b"data: [DONE]\n\n" and s.service.gate.inflight == 1
+            for _ in range(2):  # on one connection: the second does not wait for the first one's engine
+                writer.write(post(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"a"}]}'))
+                assert (await read_answer(reader)).body == chunk({"content": "a"}) + b"data: [DONE]\n\n"
+        await eventually(lambda: len(s.records) == 2 and s.service.gate.inflight == 0)
+        assert {record.outcome for record in s.records} == {"ok"}
+        writer.close()
         read.set()
+
+
+FINISH, USAGE = chunk({}, finish="stop"), b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("written", "outcome"),
+    [
+        ([b"event: message\n" + chunk({"content": "a"}), FINISH, b"data: [DONE]\n\n"], "ok"),
+        ([b": hello\nid: 1\n" + chunk({"content": "a"}), b"id: 2\n" + FINISH, b"id: 3\ndata: [DONE]\n\n"], "ok"),
+        ([b": ping\r\n\r\n", chunk({"content": "a"}), b": ping\r\n\r\n", FINISH, b"data: [DONE]\n\n"], "ok"),
+        ([b"data:\n\n", chunk({"content": "a"}), FINISH, b"data:[DONE]"], "ok"),
+        ([chunk({"content": "a"}), FINISH, USAGE], "ok"),
+        ([chunk({"content": "a"}), FINISH.rstrip()], "ok"),
+        ([chunk({"content": "a"}, finish="stop").rstrip() + b"\r\n\r\n"], "ok"),
+        ([chunk({"content": "a"}), USAGE], "failed"),
+        ([chunk({"content": "a"}), FINISH[:-20]], "failed"),
+    ],
+)
+async def test_what_is_a_whole_stream(written: list[bytes], outcome: str) -> None:
+    async with stand() as s:
+        s.engines[0].reply = writes(*written)
+        body = await (await s.chat(stream=True)).read()
+        assert chunks_of(body)[0]["choices"][0]["delta"]["content"] == "a"
+        assert (b"[DONE]" in body) == (outcome == "ok") and (b'"error"' in body) == (outcome == "failed")
         await eventually(lambda: s.records)
-        assert s.records[0].outcome == "ok"
+        assert s.records[0].outcome == outcome and s.records[0].attempts == 1
+
+
+def said(*shape: Any) -> bytes:
+    return b"data: " + json.dumps(*shape).encode() + b"\n\n"
+
+
+WORDS = "top_k must be small"
+REFUSALS = [
+    said({"error": {"message": WORDS, "code": 400}}),
+    said({"error": {"message": WORDS, "code": "400"}}),
+    said({"error": {"message": WORDS, "type": "invalid_request_error", "code": None}}),
+    said({"error": {"message": WORDS, "type": "BadRequestError"}}),
+    said({"error": {"message": WORDS, "code": "context_length_exceeded"}}),
+    said({"object": "error", "message": WORDS, "type": "BadRequestError", "param": None, "code": 400}),
+    said({"error": WORDS, "error_type": "validation"}),
+    said({"message": WORDS, "status_code": 400}),
+    said({"detail": WORDS, "status": "400"}),
+    b'error: {"code":400,"message":"' + WORDS.encode() + b'"}\n\n',
+    b"event: error\n" + said({"message": WORDS, "code": 400}),
+]
+FAILURES = [
+    said({"error": {"message": WORDS, "code": 500}}),
+    said({"error": WORDS}),
+    said({"error": {"message": WORDS}}),
+    said({"error": WORDS, "error_type": "generation"}),
+    said({"object": "error", "message": WORDS, "code": 50001}),
+    said({"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}], "error": {"message": WORDS}}),
+    said({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
+    said(WORDS),
+    b"data: " + WORDS.encode() + b"\n\n",
+    WORDS.encode(),
+    b'{"error":"' + WORDS.encode() + b'"}',
+]
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("event", REFUSALS)
+async def test_a_refusal_within_a_stream_keeps_its_status_and_words_and_is_tried_once(
+    event: bytes, started: bool
+) -> None:
+    async with stand(2) as s:
+        for engine in s.engines:
+            engine.reply = writes(*([chunk({"content": "a"})] if started else []), event, b"data: [DONE]\n\n")
+        for _ in range(3):
+            response = await s.chat(stream=True, headers={"connection": "close"})
+            body = await response.read()
+            error = json.loads(body)["error"] if not started else chunks_of(body)[-1]["error"]
+            assert WORDS in error["message"] and error["type"] == "invalid_request_error"
+            assert response.status == 200 if started else response.status in (400, 422)
+        assert sum(len(engine.bodies) for engine in s.engines) == 3
+        assert {(record.outcome, record.fault) for record in s.records} == {("failed", "client")}
+        assert all(worker.breaker == "closed" for worker in s.service.cluster.status().workers)
+
+
+@pytest.mark.parametrize("dialect", ["openai", "vllm", "sglang", "llamacpp", "trtllm"])
+@pytest.mark.parametrize("event", FAILURES)
+async def test_a_failure_within_a_stream_is_got_elsewhere(event: bytes, dialect: str) -> None:
+    async with stand(2, card={"engine": dialect}) as s:
+        s.engines[0].reply = writes(event)
+        for _ in range(2):
+            assert b"t4" in await (await s.chat(stream=True)).read()
+        s.engines[1].reply = s.engines[0].reply
+        response = await s.chat(stream=True)
+        message = (await response.json())["error"]["message"]
+        assert response.status == 502 and (WORDS in message or "finish reason 'error'" in message)
+
+
+@pytest.mark.parametrize("body", [{"error": {"message": WORDS, "code": 400}}, {"object": "error", "message": WORDS}])
+async def test_an_error_in_place_of_a_whole_answer_is_no_answer(body: dict[str, Any]) -> None:
+    async with stand() as s:
+
+        async def failing(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response(body)
+
+        s.engines[0].reply = failing
+        response = await s.chat()
+        assert response.status == (400 if "error" in body else 502)
+        assert WORDS in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("status", [413, 429, 503])
+async def test_an_engines_retry_after_is_passed_on(status: int) -> None:
+    async with stand(2) as s:
+
+        async def later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "full"}}, status=status, headers={"retry-after": "37"})
+
+        for engine in s.engines:
+            engine.reply = later
+        response = await s.chat()
+        assert (response.status, response.headers["retry-after"]) == (status, "37")
+
+
+def writes(*pieces: bytes) -> Reply:
+    """Return an engine's behaviour: a stream of exactly these bytes."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    return reply

@@ -17,6 +17,8 @@ from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.dialects.system_messages import folded
+from penstock.frontend.http.error_responses import sse_error
+from penstock.frontend.prompt.context_overflow import CODE
 from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
 from penstock.kernel.errors import ClientError
@@ -336,3 +338,27 @@ async def test_an_ending_process_hands_its_responses_to_a_peer(monkeypatch: pyte
             url = f"{other.server.own_url}/peer/responses?digest=00"
             assert (await http.post(url, data=b"\x90")).status == 400, "a body that nobody signed"
             assert (await http.get(f"{other.server.url}/peer/responses/{ids[0]}?owner=")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (400, "invalid_request_error", "invalid_prompt"),
+        (429, "rate_limit_error", "rate_limit_exceeded"),
+        (503, "overloaded_error", "server_error"),
+        (502, "api_error", "server_error"),
+        (504, "timeout_error", "server_error"),
+    ],
+)
+def test_an_error_within_a_stream_is_of_its_kind(status: int, kind: str, code: str) -> None:
+    broken = chunk({"content": "a"}) + sse_error(status, "the words")
+    message = answer_of("messages").feed(broken)
+    assert json.loads(message.rsplit(b"data: ", 1)[1])["error"] == {"type": kind, "message": "the words"}
+    response = answer_of("responses").feed(broken)
+    assert json.loads(response.rsplit(b"data: ", 1)[1])["response"]["error"] == {"code": code, "message": "the words"}
+
+
+@pytest.mark.parametrize("which", ["messages", "responses"])
+def test_a_context_that_overflows_after_the_streams_begin_has_the_words_to_compact(which: str) -> None:
+    said = answer_of(which).feed(sse_error(400, "This model's maximum context length is 5", code=CODE))
+    assert (b"prompt is too long" if which == "messages" else CODE.encode()) in said

@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -41,6 +41,21 @@ class Kubectl:
         code, text = self.run(*arguments, stdin=stdin)
         assert code == 0, text
         return text
+
+    def waits(self, action: Callable[[], object], *arguments: str) -> str:
+        """Return what a command prints that waits for something; ``action`` happens once it watches."""
+        command = [*self.command, "-v=6", *arguments]  # its log names its requests, each when its answer has begun
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            log = []
+            for line in process.stderr:
+                log.append(line)
+                if "watch=true" in line:
+                    action()
+                    break
+            printed, rest = process.communicate(timeout=60)
+        assert process.returncode == 0, "".join([*log, rest])
+        return printed.strip()
 
     def refused(self, *arguments: str, stdin: object = None) -> str:
         """Return what a command that fails prints."""
@@ -156,12 +171,11 @@ def test_rollout_status_follows_the_status(kube: Kubectl, api: ApiClient, namesp
     kube("create", "-f", "-", stdin=deployment())
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/web/status"
     counts = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2, "availableReplicas": 2}
-    later = threading.Timer(0.5, api.patch, (path, {"status": {"observedGeneration": 1, **counts}}))
-    later.start()
-    try:
-        text = kube("rollout", "status", "deploy/web", "--timeout=20s")
-    finally:
-        later.join()
+
+    def ready() -> None:
+        api.patch(path, {"status": {"observedGeneration": 1, **counts}})
+
+    text = kube.waits(ready, "rollout", "status", "deploy/web", "--timeout=20s")
     assert "Waiting for deployment" in text
     assert text.splitlines()[-1] == 'deployment "web" successfully rolled out'
     kube("rollout", "restart", "deploy/web")
@@ -176,12 +190,11 @@ def test_wait_for_a_condition_a_field_and_an_end(kube: Kubectl, api: ApiClient, 
     api.patch(path, {"status": {"phase": "Running", "conditions": ready}})
     assert kube("wait", "--for=condition=Ready", "pod/a", "--timeout=10s") == "pod/a condition met"
     assert kube("wait", "--for=jsonpath={.status.phase}=Running", "pod/a", "--timeout=10s") == "pod/a condition met"
-    later = threading.Timer(0.5, api.delete, (f"/api/v1/namespaces/{namespace}/pods/a",))
-    later.start()
-    try:
-        assert kube("wait", "--for=delete", "pod/a", "--timeout=20s").startswith("pod/a condition met")
-    finally:
-        later.join()
+
+    def deleted() -> None:
+        api.delete(f"/api/v1/namespaces/{namespace}/pods/a")
+
+    assert kube.waits(deleted, "wait", "--for=delete", "pod/a", "--timeout=20s").startswith("pod/a condition met")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,9 +25,9 @@ ANSWERS = {200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 417, 421, 431, 501,
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused client has a shorter while in which the rest of what it says is read: every test here waits for it."""
-    monkeypatch.setattr("penstock.frontend.http.http1_server.LINGER", 0.2)
-    monkeypatch.setattr("penstock.frontend.http.http1_listener.SWEEP_EVERY", 0.05)
-    monkeypatch.setattr("penstock.frontend.http_server.LINGER", 0.2)
+    monkeypatch.setattr("penstock.frontend.http.http1_server.LINGER", 0.05)
+    monkeypatch.setattr("penstock.frontend.http.http1_listener.SWEEP_EVERY", 0.02)
+    monkeypatch.setattr("penstock.frontend.http_server.LINGER", 0.05)
 
 
 async def echo(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -41,16 +41,35 @@ async def echo(request: web.Request, body: dict[str, Any]) -> web.StreamResponse
 @asynccontextmanager
 async def besieged(**options: Any) -> AsyncIterator[Stand]:
     """A stand whose engine echoes; afterwards nothing may be left of anybody's connection."""
-    async with stand(**options) as s:
-        s.engines[0].reply = echo
-        await good(s, "before")
-        await idle(s)
-        tasks = len(asyncio.all_tasks())
+    async with stand(**options) as s, siege(s):
         yield s
-        await good(s, "after")
-        await idle(s)
-        await eventually(lambda: len(asyncio.all_tasks()) <= tasks, 10)
-        assert not any(SMUGGLED in body.decode("utf-8", "replace") for body in s.engines[0].bodies)
+
+
+@asynccontextmanager
+async def siege(s: Stand) -> AsyncIterator[None]:
+    """A good client is answered before and after the body, which leaves nothing of anybody's connection."""
+    s.engines[0].reply = echo
+    await good(s, "before")
+    await idle(s)
+    tasks = len(asyncio.all_tasks())
+    yield
+    await good(s, "after")
+    await idle(s)
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks, 10)
+    assert not any(SMUGGLED in body.decode("utf-8", "replace") for body in s.engines[0].bodies)
+
+
+async def besiege(attack: Callable[[Stand, bytes], Awaitable[None]], data: Mapping[str, bytes]) -> None:
+    """Attack one stand with one after the other; raise all that went wrong, each with its name."""
+    faults = []
+    async with stand() as s:
+        for name, raw in data.items():
+            try:
+                async with siege(s):
+                    await attack(s, raw)
+            except (AssertionError, TimeoutError) as error:
+                faults.append(f"{name}: {error!r}")
+    assert data and not faults, "\n".join(faults)
 
 
 async def idle(s: Stand) -> None:
@@ -98,7 +117,7 @@ async def answers(
                 if said.status >= 200:
                     found.append(said)
                 if len(found) == expected:
-                    limit.reschedule(asyncio.get_running_loop().time() + 0.2)
+                    limit.reschedule(asyncio.get_running_loop().time() + 0.05)
     except asyncio.IncompleteReadError as error:
         assert not error.partial, f"half an answer: {error.partial!r}"
         return found, True
@@ -110,28 +129,30 @@ async def answers(
         writer.close()
 
 
-@pytest.mark.parametrize("name", [*FRAMING, *CHUNKS, *LINES])
-async def test_what_can_be_understood_in_two_ways_is_refused_and_ends_the_connection(name: str) -> None:
-    async with besieged() as s:
+async def test_what_can_be_understood_in_two_ways_is_refused_and_ends_the_connection() -> None:
+    async def refused(s: Stand, raw: bytes) -> None:
         before = len(s.engines[0].bodies)
-        found, closed = await answers(s, {**FRAMING, **CHUNKS, **LINES}[name])
+        found, closed = await answers(s, raw)
         assert closed, found
         assert [answer.status for answer in found if answer.status < 400] == [], found
         assert len(found) <= 1 and {answer.status for answer in found} <= ANSWERS
         assert len(s.engines[0].bodies) == before
 
+    await besiege(refused, {**FRAMING, **CHUNKS, **LINES})
 
-@pytest.mark.parametrize("name", ODD)
-async def test_what_is_unusual_is_answered_or_refused_and_the_next_request_is_its_own(name: str) -> None:
-    async with besieged() as s:
+
+async def test_what_is_unusual_is_answered_or_refused_and_the_next_request_is_its_own() -> None:
+    async def apart(s: Stand, raw: bytes) -> None:
         before = len(s.engines[0].bodies)
-        found, closed = await answers(s, ODD[name] + post(chat("the next one")), patience=10.0, expected=2)
+        found, closed = await answers(s, raw + post(chat("the next one")), patience=10.0, expected=2)
         assert found and {answer.status for answer in found} <= ANSWERS, found
         texts = [json.loads(a.body)["choices"][0]["message"]["content"] for a in found if b'"choices"' in a.body]
         assert texts in ([], ["in front"], ["the next one"], ["in front", "the next one"])
         assert len(s.engines[0].bodies) - before == len(texts)
         assert all("x-evil" not in answer.headers for answer in found)
         assert len(found) == 2 or closed, found
+
+    await besiege(apart, ODD)
 
 
 async def test_requests_in_one_packet_are_answered_in_order_and_garbage_ends_it() -> None:
@@ -186,9 +207,8 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("line", HEADERS)
-async def test_no_header_of_a_client_becomes_a_header_of_ours(line: bytes) -> None:
-    async with besieged() as s:
+async def test_no_header_of_a_client_becomes_a_header_of_ours() -> None:
+    async def injected(s: Stand, line: bytes) -> None:
         found, _ = await answers(s, post(chat("injected"), line), expected=1)
         assert found and {answer.status for answer in found} <= ANSWERS, found
         for answer in found:
@@ -198,6 +218,8 @@ async def test_no_header_of_a_client_becomes_a_header_of_ours(line: bytes) -> No
             assert "x-evil" not in headers
         text = await get(s, "/metrics")
         assert "\nevil_metric" not in text
+
+    await besiege(injected, {repr(line): line for line in HEADERS})
 
 
 async def test_no_text_of_a_body_becomes_a_header_or_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +232,7 @@ async def test_no_text_of_a_body_becomes_a_header_or_a_log_line(caplog: pytest.L
             {"model": "m", "messages": [{"role": "user", "content": "x"}], "nvext": {"context_type": evil}},
             {"model": "m", "messages": [{"role": "user", "content": "x"}], "nvext": {"session_id": evil}},
         ):
-            found, _ = await answers(s, post(json.dumps(body).encode()), patience=0.5)
+            found, _ = await answers(s, post(json.dumps(body).encode()), expected=1)
             assert [a.status for a in found if a.status >= 500] == [] and len(found) == 1
             assert "x-evil" not in found[0].headers
         await get(s, "/v1/%0d%0aINFO%20forged%20line")
@@ -231,7 +253,8 @@ async def test_slow_heads_and_bodies_end_by_a_timeout(monkeypatch: pytest.Monkey
         chunks = head(b"transfer-encoding: chunked") + b"".join(b"1\r\n%c\r\n" % byte for byte in body)
         behind = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
         cases = (whole, dribbled, chunks, whole[: whole.index(b"\r\n\r\n") + 4], behind + whole)
-        for data, at_once in zip(cases, (0, 0, len(head(b"transfer-encoding: chunked")), 20, len(behind) + 9)):
+
+        async def dribble(data: bytes, at_once: int) -> None:
             reader, writer = await connect(s)
             writer.write(data[:at_once])
             async with asyncio.timeout(15):
@@ -247,6 +270,9 @@ async def test_slow_heads_and_bodies_end_by_a_timeout(monkeypatch: pytest.Monkey
                 else:
                     pytest.fail(f"it was read to its end: {data[:60]!r}")
             writer.close()
+
+        at_once = (0, 0, len(head(b"transfer-encoding: chunked")), 20, len(behind) + 9)
+        await asyncio.gather(*map(dribble, cases, at_once))
         assert not any(b"slow" in raw for raw in s.engines[0].bodies)
 
 
@@ -342,9 +368,9 @@ async def test_spoilt_requests_beside_good_clients(round: int) -> None:
 
     async with besieged(frontend=FrontendSettings(limits=LimitSettings(body_max=100_000))) as s:
         clients = [asyncio.create_task(client(str(number))) for number in range(2)]
-        for _ in range(25):
+        for _ in range(13):
             batch = [
-                spoil(rng.choice(valid) + (rng.choice(valid) if rng.random() < 0.3 else b""), rng) for _ in range(6)
+                spoil(rng.choice(valid) + (rng.choice(valid) if rng.random() < 0.3 else b""), rng) for _ in range(12)
             ]
             for found, _ in await asyncio.gather(
                 *(answers(s, data, end=rng.random() < 0.5, patience=0.2) for data in batch)

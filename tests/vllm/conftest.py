@@ -11,13 +11,16 @@ import fcntl
 import hashlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
+from tests.vllm.server import ADAPTER, PARSERS, RANK, VllmServer, events_config
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -41,12 +44,16 @@ if not VENV:
 
 SHARING = ("adapters", "attached", "children", "handoff")
 """Folders whose files share servers; the others' files may be run beside each other."""
+QUIET = ("attached", "planned", "profiled")
+"""Folders whose tests take times, or keep both cores busy: they need the machine to themselves."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
+            if item.path.parent.name in QUIET:
+                item.add_marker(pytest.mark.quiet)
 
 
 class OneProcessPerServer(LoadScopeScheduling):
@@ -77,6 +84,23 @@ def venv() -> Path:
 def checkpoint(venv: Path) -> Path:
     """The folder of the tiny model: made once, and again when its recipe changes."""
     return made(venv, "checkpoint.py", "vllm-model")
+
+
+@pytest.fixture(scope="session")
+def shared(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A server for all tests that need no other flags: it has what each of them asks for. It may still be starting.
+
+    It has a LoRA adapter, vLLM's render and generate routes and tool calls, and tells every pass through our plug-in.
+    Who uses it leaves nothing running in it, and expects nothing of its prefix cache that it did not put there.
+    """
+    flags = ["--kv-events-config", events_config("kv@shared"), "--scheduling-policy", "priority"]
+    flags += ["--enable-lora", "--lora-modules", f"{ADAPTER}={checkpoint / ADAPTER}", "--max-lora-rank", str(RANK)]
+    flags += ["--enable-logging-iteration-details", "--enable-scale-out", *PARSERS]
+    stats = f"tcp://127.0.0.1:{free_port()}"
+    log = tmp_path_factory.mktemp("shared") / "vllm.log"
+    server = VllmServer(venv, checkpoint, free_port(), log, flags=flags, stats=stats)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

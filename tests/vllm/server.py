@@ -48,6 +48,8 @@ TIMED_PASSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 millisecond, and a policy believed that one replica answers everything. We take it that vLLM's CPU executor has run a
 pass there before vLLM looks at its clock, but have not looked into vLLM for it."""
 CPU_FLAGS = ("--dtype", "float32", "--max-num-seqs", "16", "--enforce-eager")
+PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+"""Of a render process too: without them it refuses chats with tools."""
 MORE_FLAGS = shlex.split(os.environ.get("PENSTOCK_VLLM_FLAGS", ""))
 """For a machine with a GPU, such as ``--attention-backend TRITON_ATTN --gpu-memory-utilization 0.2``."""
 

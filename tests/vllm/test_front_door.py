@@ -1,6 +1,6 @@
 """Do vendors' clients get from a real vLLM what their vendors give, and are its own tokens those we route by?
 
-One server, with its render routes and parsers on, and a render process without a model's weights beside it.
+The shared server, with its render routes and parsers on, and a render process without a model's weights beside it.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from penstock.traffic.pseudo_words import words
 from tests.frontend.stand import Stand, stand
 from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client
-from tests.vllm.server import BLOCK, CPU_ENV, MODEL, VllmServer
+from tests.vllm.server import BLOCK, CPU_ENV, MODEL, PARSERS, VllmServer
 
 SHAPE = {
     "type": "object",
@@ -45,8 +45,6 @@ SHAPE = {
 }
 TOOL = {"name": "weather", "description": "Tell the weather.", "parameters": SHAPE}
 SHORT = 12
-PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Of a render process too: without them it refuses chats with tools."""
 
 
 class RenderProcess(VllmServer):
@@ -69,21 +67,15 @@ class RenderProcess(VllmServer):
 
 @pytest.fixture(scope="module")
 def servers(
-    venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    shared: VllmServer, venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[VllmServer, RenderProcess]]:
-    folder = tmp_path_factory.mktemp("front-door")
-    flags = ["--enable-scale-out", *PARSERS]
-    server = VllmServer(venv, checkpoint, free_port(), folder / "serve.log", flags=flags)
-    render = RenderProcess(venv, checkpoint, free_port(), folder / "render.log")
+    render = RenderProcess(venv, checkpoint, free_port(), tmp_path_factory.mktemp("front-door") / "render.log")
     try:
-        server.wait_ready()
+        shared.wait_ready()
         render.wait_ready()
-        yield server, render
+        yield shared, render
     finally:
-        for each in (server, render):
-            each.terminate()
-        for each in (server, render):
-            each.stop()
+        render.stop()
 
 
 @asynccontextmanager

@@ -41,8 +41,10 @@ def init(everything: bool) -> int:
 def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
     """Say everything that is wrong with CONFIG, the environment and the flags; exit status 2 if anything is.
 
-    CONFIG is a YAML file, or - for standard input; without one only environment and flags are checked.
+    What a start takes of this machine is looked at as well: ports, the run folder, names of servers. CONFIG is a YAML
+    file, or - for standard input; without one only environment and flags are checked.
     """
+    from penstock.cli.doctor_checks.local_checks import check_start, is_running
     from penstock.cli.shared.settings_flags import load_to_start
     from penstock.config.reading.problems import ConfigProblems
 
@@ -56,10 +58,16 @@ def check(config: str | None, as_json: bool, overrides: tuple[str, ...]) -> int:
         ]
         print_json({"ok": False, "problems": problems})
         return 2
-    if as_json:
-        print_json({"ok": True, "problems": []})
-        return 0
     settings = loaded.settings
+    faults = [each for each in check_start(settings, is_running(settings)) if each.level == "error"]
+    if as_json:
+        problems = [{"where": "this machine", "path": f.check, "message": f.text, "hint": f.hint} for f in faults]
+        print_json({"ok": not faults, "problems": problems})
+        return 2 if faults else 0
+    for fault in faults:
+        click.echo(f"{fault.check}: {fault.text}" + (f"\n  -> {fault.hint}" if fault.hint else ""), err=True)
+    if faults:
+        return 2
     pools = [pool for model in settings.models.values() for pool in model.pools.values()]
     engines = sum(pool.size for pool in pools)
     click.echo(

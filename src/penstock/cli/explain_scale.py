@@ -71,7 +71,7 @@ def scale_text(answer: PlannerDecisions[TickRecord]) -> str:
         if last is None and answer.planner is not None:
             parts.append("Its records are where it runs: in Kubernetes in its pod, below /run/penstock.")
         elif last is None:
-            parts.append("No planner has decided anything. 'planner: {}' with a policy in the config starts one.")
+            parts.append("No planner has decided anything. 'planner: {}' in the config starts one.")
         else:
             parts.append(f"Nothing has been changed so far. The last tick:\n{decision_text(last)}")
     parts += [decision_text(decision) for decision in decisions]

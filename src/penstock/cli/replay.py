@@ -40,13 +40,13 @@ A run, live or simulated, leaves its journal under runs/RUN/journal/: hashes, co
 def command(journal: Path, overrides: tuple[str, ...], limit: int, as_json: bool) -> int:
     """Feed JOURNAL, a run folder or what lies in its journal/, back through the router, planner or fleet that wrote it.
 
-    Ends with 1 where a decision came out differently.
+    Ends with 1 where a decision came out differently, or nothing of a machine's journal could be replayed.
     """
     from penstock.report.journal_replay import replay
 
     replayed = replay(journal, list(overrides))
     show(as_json, replace(replayed, others=replayed.others[:limit]), text_of(replayed, bool(overrides), limit))
-    return 0 if replayed.mismatch is None else 1
+    return 0 if replayed.mismatch is None and not replayed.unread else 1
 
 
 def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
@@ -58,10 +58,15 @@ def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
         f"{since(replayed):,.1f} s, {replayed.decisions:,} decisions"
     ]
     lines += [f"not read: {problem}" for problem in replayed.problems]
+    lines += [
+        f"nothing of {journal} was replayed: see above, and use the version that wrote it"
+        for journal in replayed.unread
+    ]
     wrong = replayed.mismatch
-    if wrong is None:
-        lines.append("every event came to the same effects again")
-    else:
+    if wrong is None and replayed.records:
+        which = "every event that could be read" if replayed.problems else "every event"
+        lines.append(f"{which} came to the same effects again")
+    elif wrong is not None:
         lines += [
             f"record {wrong.sequence} of {wrong.router} ({wrong.segment}), {wrong.at / 1e9:.6f} s after its start:",
             f"  {wrong.event} {wrong.request or ''} came to other effects: {', '.join(wrong.effects) or 'none'}",

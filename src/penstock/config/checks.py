@@ -31,6 +31,7 @@ from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
 from penstock.planner.limits.contradictions import contradictions
+from penstock.planner.settings import PoolLimits
 
 LOOPBACK = ("localhost", "::1", "")
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
@@ -543,6 +544,19 @@ def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
 def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
     for path, message, hint in contradictions(settings.planner):
         yield ("planner", *path), message, hint
+    if not settings.planner.enabled:
+        return  # a planner elsewhere may have other pools
+    budget, models = settings.planner.budget, settings.models
+    pools = {pool_prefix(model, len(models)) + name: p for model in models for name, p in models[model].pools.items()}
+    for name in budget.pools.keys() - pools.keys():
+        yield ("planner", "budget", "pools", name), "there is no such pool", f"there is {listed(pools)}"
+    floor = 0
+    for name, pool in pools.items():
+        least = budget.pools.get(name, PoolLimits()).min_replicas
+        floor += (budget.min_replicas if least is None else least) * (1 if pool.gpus is None else pool.gpus)
+    if budget.max_gpus is not None and floor > budget.max_gpus:
+        message = f"is {budget.max_gpus}, and the least of all pools together takes {floor} GPUs"
+        yield ("planner", "budget", "max_gpus"), message, "raise it, or lower min_replicas"
 
 
 def _block_size(pool: PoolSettings) -> int | None:

@@ -34,6 +34,7 @@ class RequestTicket(Protocol):
         retryable: bool,
         worker_at_fault: bool = True,
         status: int | None = None,
+        retry_after: float | None = None,
         resume: Resume | None = None,
         leaving: bool = False,
         attempt: int | None = None,

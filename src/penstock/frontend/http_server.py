@@ -20,6 +20,7 @@ from penstock.frontend.http.http1_server import ListenerState
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import bind_hint
 from penstock.runtime.listen_address import bind
 from penstock.runtime.records.pod_run_folder import POD_ENV
 
@@ -229,7 +230,7 @@ def bound_sockets(
     except OSError as error:
         raise ConfigError(
             f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint=f"another server has it; {hint}",
+            hint=bind_hint(error, hint),
         ) from error
 
 

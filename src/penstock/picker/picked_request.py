@@ -19,6 +19,7 @@ from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_
 from penstock.frontend.exchange.usage import usage_of
 from penstock.frontend.http.error_responses import ErrorResponse, problem
 from penstock.frontend.prompt.model_catalog import ResolvedModel
+from penstock.frontend.prompt.request_body import choices_of
 from penstock.kernel.values import Prompt, RequestId, WorkerId
 from penstock.picker.gateway_request import GatewayRequest
 from penstock.picker.worker_endpoints import Endpoints
@@ -180,7 +181,11 @@ class PickedRequest:
         """The head of the answer has come."""
         self.status = status
         if status < 400 and content_type.startswith("text/event-stream"):
-            self._tap = SseTap(strip_usage=False, openai=self.job.parsed is not None)
+            self._tap = SseTap(
+                strip_usage=False,
+                openai=self.job.parsed is not None,
+                choices=1 if self.job.parsed is None else choices_of(self.job.parsed),
+            )
 
     def feed(self, data: bytes) -> None:
         """A piece of the answer has passed; the first output is counted here."""
@@ -224,8 +229,10 @@ class PickedRequest:
             return self._refused(self.status, bytes(self._answer))
         tap = self._tap if self._watched else None
         if tap is not None:
-            if tap.error is not None or not (tap.done or self.job.parsed is None):
-                return self.broken("the engine's stream ended without its end mark")
+            if not tap.at_boundary:
+                tap.feed(b"\n\n")  # the last event may lack its blank line
+            if tap.error is not None or not (tap.done or tap.finished or self.job.parsed is None):
+                return self.broken("the engine's stream ended before its answer was whole")
             tokens, cached = output_tokens(tap.usage), cached_tokens(tap.usage)
             tokens = tap.tokens if tokens is None else tokens
         elif self._answer:

@@ -122,6 +122,8 @@ class Replayed:
     mismatch: Mismatch | None = None
     problems: list[str] = field(default_factory=list)
     """Parts that could not be read, each with its start."""
+    unread: list[str] = field(default_factory=list)
+    """Journals of which no event could be replayed: nothing is known of their decisions."""
     whole: Comparison = field(default_factory=Comparison)
     others: list[Other] = field(default_factory=list)
     """The first decisions that would have been different."""
@@ -138,7 +140,10 @@ def replay(path: Path, overrides: list[str]) -> Replayed:
     """
     replayed = Replayed()
     for segments in _journals(path):
+        records, problems = replayed.records, len(replayed.problems)
         _replay_one(segments, overrides, replayed)
+        if replayed.records == records and len(replayed.problems) > problems:
+            replayed.unread.append(str(segments[0].parent))
     if not replayed.segments:
         raise ConfigError(f"nothing of the journal {path} can be read: {'; '.join(replayed.problems)}")
     return replayed
@@ -164,7 +169,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
                 changes = overrides if header.kind == router_journal.KIND else []
                 what_if = WhatIf(header, *_changed(header, overrides)) if changes else None
                 expected = header.sequence
-        except (StopIteration, ValueError) as error:
+        except (StopIteration, ValueError, KeyError) as error:
             replayed.problems.append(f"{segment}: {frames.problem or f'it has no header that can be read: {error}'}")
             continue
         replayed.segments += 1
@@ -174,7 +179,11 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
             if record.sequence != expected:
                 replayed.problems.append(f"{segment}: record {expected} is missing, {record.sequence} follows")
                 break
-            event = kind.event(record, machine)
+            try:
+                event = kind.event(record, machine)
+            except (ValueError, KeyError) as error:
+                replayed.problems.append(f"{segment}: record {expected} is of another version: {error!r}")
+                break
             effects = _step(kind, header, machine, record, event, segment, replayed)
             if effects is None:
                 return

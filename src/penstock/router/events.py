@@ -131,7 +131,8 @@ class Failed(Event, frozen=True, kw_only=True):
     """This attempt broke. ``retryable``: it had no output that the client got, and another worker may do better.
 
     ``resume``: where another worker can go on after such output; None where it can't.
-    ``worker_at_fault`` counts against the worker's breaker; ``status`` is the engine's HTTP status, if it gave one.
+    ``worker_at_fault`` counts against the worker's breaker; ``status`` is the engine's HTTP status, if it gave one, and
+    ``retry_after`` the seconds after which it wants to be asked again.
     """
 
     id: RequestId
@@ -140,6 +141,7 @@ class Failed(Event, frozen=True, kw_only=True):
     retryable: bool
     worker_at_fault: bool = True
     status: int | None = None
+    retry_after: float | None = None
     resume: Resume | None = None
     leaving: bool = False
     """The engine refuses work because it is ending, whatever its health says."""

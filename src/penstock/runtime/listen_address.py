@@ -5,7 +5,7 @@ import os
 import socket
 
 
-def bind_error(host: str, port: int) -> str | None:
+def bind_error(host: str, port: int) -> OSError | None:
     """Return why an address can't be bound, or None where it can. Nothing stays bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -13,7 +13,7 @@ def bind_error(host: str, port: int) -> str | None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            return error.strerror or str(error)
+            return error
     return None
 
 

@@ -1,8 +1,8 @@
 """Two vLLM servers that somebody else started, and `penstock attach` before them.
 
-The first has a LoRA adapter and tells every pass through our plug-in, the second knows nothing of Penstock. The files
-run in the order of their names; what they leave in the servers' caches is of no matter to the next, and the last one
-ends a server.
+The first is the shared one: it has a LoRA adapter and tells every pass through our plug-in. The second knows nothing of
+Penstock, and is ended by the last file. The files run in the order of their names; what they leave in the servers'
+caches is of no matter to the next.
 """
 
 from collections.abc import Iterator
@@ -13,38 +13,27 @@ import pytest
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served
 from tests.vllm.observer import Observer
-from tests.vllm.server import ADAPTER, RANK, VllmServer, events_config
+from tests.vllm.server import VllmServer, events_config
 from tests.vllm.truth import Truth
 
 WORKERS = ("attached-0", "attached-1")
 SHUTDOWN_TIMEOUT = 30
-"""Seconds that a server which was told to end lets its requests run."""
+"""Seconds that the second, when it was told to end, lets its requests run."""
 
 
 @pytest.fixture(scope="package")
 def servers(
-    venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    shared: VllmServer, venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[VllmServer, VllmServer]]:
-    folder = tmp_path_factory.mktemp("servers")
-    started: list[VllmServer] = []
+    flags = ["--kv-events-config", events_config("kv@plain"), "--scheduling-policy", "priority"]
+    flags += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT)]
+    plain = VllmServer(venv, checkpoint, free_port(), tmp_path_factory.mktemp("plain") / "vllm.log", flags=flags)
     try:
-        adapter = ["--enable-lora", "--lora-modules", f"{ADAPTER}={checkpoint / ADAPTER}", "--max-lora-rank", str(RANK)]
-        for name, told, stats in (
-            ("a", ["--enable-logging-iteration-details", *adapter], f"tcp://127.0.0.1:{free_port()}"),
-            ("b", [], None),
-        ):
-            flags = ["--kv-events-config", events_config(f"kv@{name}"), "--scheduling-policy", "priority"]
-            flags += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT), *told]
-            log = folder / f"{name}.log"
-            started.append(VllmServer(venv, checkpoint, free_port(), log, flags=flags, stats=stats))
-        for server in started:
+        for server in (shared, plain):
             server.wait_ready()
-        yield started[0], started[1]
+        yield shared, plain
     finally:
-        for server in started:
-            server.terminate()
-        for server in started:
-            server.stop()
+        plain.stop()
 
 
 @pytest.fixture(scope="package")

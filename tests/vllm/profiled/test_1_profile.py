@@ -1,17 +1,15 @@
 """Does a profile of a real vLLM predict a later load on it, and is it enough for the planner's policies?
 
-One server on this CPU, measured by URL through its plug-in; a load that the profile has not seen follows. Then the
-policies that interpolate, regress and size from a table start from that folder alone.
+The shared server on this CPU, measured by URL through its plug-in; a load that the profile has not seen follows. Then
+the policies that interpolate, regress and size from a table start from that folder alone.
 """
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
 from penstock.config.files.profile_manifest import read_measured
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import RequestShape, Slo
@@ -30,15 +28,10 @@ OFF = 0.5
 
 
 @pytest.fixture(scope="module")
-def server(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    log = tmp_path_factory.mktemp("profiled") / "vllm.log"
-    flags = ["--enable-logging-iteration-details", "--enable-prefix-caching"]
-    started = VllmServer(venv, checkpoint, free_port(), log, flags=flags, stats=f"tcp://127.0.0.1:{free_port()}")
-    try:
-        started.wait_ready()
-        yield started
-    finally:
-        started.stop()
+def server(shared: VllmServer) -> VllmServer:
+    shared.wait_ready()
+    shared.clear()
+    return shared
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from typing import Any
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import request, served
 from tests.vllm.asking import ask, asking
-from tests.vllm.seeing.test_1_images import QUESTION, TEXT, chat, picture
+from tests.vllm.seeing.test_1_images import picture
+from tests.vllm.seeing.watcher import QUESTION, TEXT, chat
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 from tests.vllm.waiting import eventually
 

@@ -24,11 +24,11 @@ async def test_blocks_behind_a_video_follow_its_frames_and_not_its_name(
     frames = [base64.b64encode((films / f"ball-{number}.jpg").read_bytes()).decode() for number in range(4)]
     mixed = [*frames[:3], frames[0]]
     names = {"one.mp4": ball, "two.mpeg": ball, "other.mp4": disc}
-    with attached(venv, watching, tmp_path, "--trust-remote-code") as front:
+    with attached(venv, watching, tmp_path, "--trust-remote-code") as watched:
         with files(**names) as (site, fetched):
             same = [video(site + "one.mp4"), video(site + "two.mpeg"), video(data_url(ball, "video/mp4"))]
             others = [video(site + "other.mp4"), video(data_url(disc[:-1] + b"x", "video/mp4"))]
-            await told_apart(front, LENGTH, same, others)
+            await told_apart(watched, LENGTH, same, others)
         assert sorted(fetched) == ["one.mp4", "other.mp4", "two.mpeg"], "each URL was fetched once"
         film, cut = (video("data:video/jpeg;base64," + ",".join(each)) for each in (frames, mixed))
-        await told_apart(front, LENGTH, [film, {**film, "uuid": "a-name-of-the-client"}], [cut])
+        await told_apart(watched, LENGTH, [film, {**film, "uuid": "a-name-of-the-client"}], [cut])

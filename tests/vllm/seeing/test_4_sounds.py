@@ -20,7 +20,7 @@ async def test_blocks_behind_a_sound_follow_its_content_and_not_its_name(
 ) -> None:
     low, high, packed = ((hearing / "sounds" / name).read_bytes() for name in ("low.wav", "high.wav", "low.flac"))
     inline = {"type": "input_audio", "input_audio": {"data": data_url(low).partition(",")[2], "format": "wav"}}
-    with attached(venv, hearing, tmp_path) as front, files(**{"a.wav": low, "b": low, "c": high}) as (site, fetched):
+    with attached(venv, hearing, tmp_path) as watched, files(**{"a.wav": low, "b": low, "c": high}) as (site, fetched):
         same = [sound(site + "a.wav"), sound(site + "b"), sound(data_url(low, "audio/wav")), inline]
-        await told_apart(front, LENGTH, same, [sound(site + "c"), sound(data_url(packed, "audio/flac"))])
+        await told_apart(watched, LENGTH, same, [sound(site + "c"), sound(data_url(packed, "audio/flac"))])
         assert sorted(fetched) == ["a.wav", "b", "c"], "each URL was fetched once"

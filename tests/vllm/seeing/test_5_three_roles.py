@@ -9,8 +9,9 @@ from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import request, served
 from tests.vllm.asking import Answer, ask, asking
 from tests.vllm.handoff.conftest import KV, WIRE
-from tests.vllm.seeing.test_1_images import OTHER, QUESTION, TEXT, chat, picture
+from tests.vllm.seeing.test_1_images import picture
 from tests.vllm.seeing.test_2_encode import FILE
+from tests.vllm.seeing.watcher import OTHER, QUESTION, TEXT, chat
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT, counter
 from tests.vllm.waiting import eventually
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import write_hint
 
 log = logging.getLogger("penstock.connector")
 
@@ -98,7 +99,7 @@ class StateFile:
         except OSError as error:
             raise ConfigError(
                 f"the state folder {folder} can't be written: {error.strerror or error}",
-                hint="set PENSTOCK_STATE_DIR to a folder that this user may write",
+                hint=write_hint(error, "set PENSTOCK_STATE_DIR to another folder"),
             ) from error
         return cls(folder, namespace, lock)
 

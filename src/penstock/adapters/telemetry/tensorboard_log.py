@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import write_hint
 from penstock.planner.tick_record import TickRecord
 
 log = logging.getLogger("penstock.planner.tensorboard")
@@ -45,7 +46,7 @@ class TensorBoardLog:
         except OSError as error:
             raise ConfigError(
                 f"planner.tensorboard: {self.path} can't be written: {error.strerror}",
-                hint="set it to a folder that this user may write",
+                hint=write_hint(error, "set it to another folder"),
             ) from error
 
     def ticked(self, record: TickRecord, _: object = None) -> None:

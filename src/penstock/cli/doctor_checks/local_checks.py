@@ -3,12 +3,14 @@
 import os
 import resource
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
@@ -20,6 +22,7 @@ from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.kernel.os_hints import bind_hint
 from penstock.kernel.plurals import counted
 from penstock.runtime.listen_address import bind_error
 
@@ -59,8 +62,7 @@ def examine(
     status, of_cluster = check_cluster(client, must_run=url_was_given)
     findings = [*check_python(), *check_files_limit(), *check_clock(client), *findings]
     if settings is not None:
-        findings += check_ports(settings, status is not None)
-        findings += check_disk(Path(settings.runs.dir))
+        findings += check_start(settings, status is not None)
         findings += check_discovery(settings)
     if status is not None:
         of_cluster += [*check_status(status), *check_caches(client, url, status, probing)]
@@ -129,6 +131,34 @@ def check_config(config: str | None) -> tuple[ClusterSettings | None, list[Findi
     return settings, findings or [Finding("ok", "config", f"{name} has no problem")]
 
 
+def check_start(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Finding]:
+    """Check what a start takes of this machine: free ports, a run folder, names of servers that resolve."""
+    yield from check_ports(settings, cluster_runs)
+    yield from check_disk(Path(settings.runs.dir))
+    urls = [url for model in settings.models.values() for pool in model.pools.values() for url in pool.urls]
+    for host in dict.fromkeys(urlsplit(url).hostname or "" for url in urls):
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            text = f"the name of the server {host} can't be resolved: {error.strerror or error}"
+            yield Finding("error", "servers", text, "correct the name in urls, or give the server's address")
+
+
+def is_running(settings: ClusterSettings) -> bool:
+    """Return whether a cluster answers where this config would listen: then its ports are its own."""
+    front = settings.frontend
+    host = "127.0.0.1" if front.host in ("", "0.0.0.0", "::") else front.host
+    scheme = "https" if front.security.tls_cert else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{front.admin_port or front.port}"
+    try:
+        AdminClient(url, timeout=1.0).get("/admin/status", ClusterStatus)
+    except RequestRefused as error:
+        return error.status in (401, 403)
+    except ClusterUnreachable:
+        return False
+    return True
+
+
 def check_ports(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Finding]:
     """Check that the ports are free; a port that the running cluster holds is fine."""
     if cluster_runs:
@@ -145,7 +175,10 @@ def check_ports(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Findi
             yield Finding("ok", "ports", f"{name} {port} is free")
         else:
             yield Finding(
-                "error", "ports", f"{name} {port} on {host}: {error}", f"choose another: --{name} 0 takes any"
+                "error",
+                "ports",
+                f"{name} {port} on {host}: {error.strerror or error}",
+                bind_hint(error, f"choose another: --{name} 0 takes any"),
             )
 
 

@@ -167,10 +167,10 @@ def fill_empty_groups(group: type[Settings], node: TreeNode) -> None:
 
 
 def _started(settings: ClusterSettings, root: TreeNode) -> ClusterSettings:
-    """Turn on what the config sets something of: the planner, and adapters in engines that are started here."""
+    """Turn on what the config has a section of, be it empty: the planner; and adapters in engines started here."""
     settings = _with_adapters(settings)
     said = (root.mapping or {}).get("planner")
-    if said is None or not said.mapping or "enabled" in said.mapping:
+    if said is None or said.mapping is None or "enabled" in said.mapping:
         return settings
     planner = msgspec.structs.replace(settings.planner, enabled=True)
     return msgspec.structs.replace(settings, planner=planner)

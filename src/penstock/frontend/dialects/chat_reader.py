@@ -5,6 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_in
+from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
 from penstock.kernel.values import JsonObject
 
@@ -74,7 +76,7 @@ class ChatReader:
         self.stop: str | None = None
         """The client's text at which it stopped, where the engine reports that."""
         self.counts = TokenCounts()
-        self.error: str | None = None
+        self.error: EngineFailure | None = None
         """Why the stream broke off."""
         self.done = False
         """Whether the end mark came."""
@@ -84,13 +86,12 @@ class ChatReader:
 
     def feed(self, data: bytes) -> Iterator[AnswerPiece]:
         """Take bytes of a stream."""
-        data = (self._tail + data).replace(b"\r\n", b"\n")
-        *events, self._tail = data.split(b"\n\n")
+        *events, self._tail = split_events(self._tail + data)
         for event in events:
-            payload = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+            payload = payload_of(event)
             if not payload:
-                self.quiet += event.startswith(b":")
-            elif payload == b"[DONE]":
+                self.quiet += 1
+            elif payload == DONE:
                 self.done = True
             else:
                 yield from self._pieces(_decoded(payload))
@@ -108,8 +109,7 @@ class ChatReader:
         if chunk is None:
             return
         if chunk.error is not None:
-            message = chunk.error.get("message") if isinstance(chunk.error, dict) else chunk.error
-            self.error = str(message)
+            self.error = failure_in({"error": chunk.error})
             return
         if chunk.usage is not None:
             self.counts = _counts(chunk.usage)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
@@ -130,7 +131,7 @@ class DialectAnswer(ABC):
         """Return the events that end a whole stream."""
 
     @abstractmethod
-    def failed(self, message: str) -> Iterable[Event]:
+    def failed(self, failure: EngineFailure) -> Iterable[Event]:
         """Return the events that end a broken stream."""
 
     @abstractmethod

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
 from penstock.frontend.dialects.chat_reader import TokenCounts
 from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem, new_id
 from penstock.frontend.http.error_responses import ErrorResponse
@@ -66,8 +67,8 @@ class MessagesAnswer(DialectAnswer):
         yield _event("message_delta", delta=delta, usage=_usage(self.reader.counts))
         yield _event("message_stop")
 
-    def failed(self, message: str) -> Iterable[Event]:
-        yield _event("error", error={"type": "api_error", "message": message})
+    def failed(self, failure: EngineFailure) -> Iterable[Event]:
+        yield _event("error", error=_error(failure, failure.status or 500))
 
     def quiet(self) -> Iterable[Event]:
         yield _event("ping")
@@ -98,26 +99,19 @@ class MessagesAnswer(DialectAnswer):
 def anthropic_error(error: ErrorResponse, request: str) -> ErrorResponse:
     """Return an error answer as this API has it: its shape, and its own statuses."""
     status = _STATUSES.get(error.status, error.status)
-    message, code = error_words(error.body)
-    if code == context_overflow.CODE:
-        message = f"prompt is too long: {message}"  # the words by which its clients know that they must compact
-    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": request}
+    body = {"type": "error", "error": _error(failure_of(error.body), status), "request_id": request}
     return ErrorResponse(
         status, msgspec.json.encode(body), {**error.headers, "content-type": "application/json", "request-id": request}
     )
 
 
-def error_words(body: bytes) -> tuple[str, str | None]:
-    """Return the message and the code of an error, ours or an engine's."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        answer = None
-    for inner in (answer.get("error"), answer) if isinstance(answer, dict) else ():
-        if isinstance(inner, dict) and isinstance(inner.get("message"), str):
-            return inner["message"], inner.get("code")
-    return " ".join(body[:500].decode("utf-8", "replace").split()), None
+def _error(failure: EngineFailure, status: int) -> JsonObject:
+    message = failure.message
+    if failure.code == context_overflow.CODE:
+        message = f"prompt is too long: {message}"  # the words by which its clients know that they must compact
+    status = _STATUSES.get(status, status)
+    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": kind, "message": message}
 
 
 def _event(kind: str, **fields: object) -> Event:

@@ -3,14 +3,17 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.body_fields import set_fields
 from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem
 from penstock.frontend.dialects.response_tools import ResponseTools, custom_input
+from penstock.frontend.prompt.context_overflow import CODE
 from penstock.kernel.values import JsonObject
 
 _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 LEFT_OUT = "penstock_left_out"
 """Key of an answer's metadata: what of the request has no effect here."""
+_CODES = {400: "invalid_prompt", 413: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -83,20 +86,20 @@ class ResponsesAnswer(DialectAnswer):
         response = self.body()
         yield self._event(f"response.{response['status']}", response=response)
 
-    def failed(self, message: str) -> Iterable[Event]:
+    def failed(self, failure: EngineFailure) -> Iterable[Event]:
         yield self._event("response.failed", response=self.body())
 
     def quiet(self) -> Iterable[Event]:
         return ()  # the API has no event for that, and its clients read no silence as an end
 
-    def fail(self, code: str, message: str) -> None:
+    def fail(self, failure: EngineFailure, status: int) -> None:
         """The answer never began."""
-        self.failure = {"code": code, "message": message}
+        self.failure = _failure(failure, status)
         self._settle(self)
 
     def settled(self) -> None:
         if self.reader.error is not None:
-            self.failure = {"code": "server_error", "message": self.reader.error}
+            self.failure = _failure(self.reader.error, self.reader.error.status or 500)
         self._settle(self)
 
     def body(self) -> JsonObject:
@@ -191,6 +194,11 @@ class ResponsesAnswer(DialectAnswer):
     def _event(self, name: str, /, **fields: object) -> Event:
         self._events += 1
         return name, {"type": name, "sequence_number": self._events - 1, **fields}
+
+
+def _failure(failure: EngineFailure, status: int) -> JsonObject:
+    code = failure.code if failure.code == CODE else _CODES.get(status, "server_error")
+    return {"code": code, "message": failure.message}
 
 
 def _part(item: OutputItem, text: str) -> JsonObject:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
 from penstock.frontend.dialects.body_fields import field_of, unserved
 from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, read_chat
 from penstock.frontend.dialects.dialect_answer import new_id
-from penstock.frontend.dialects.messages_answer import error_words
 from penstock.frontend.dialects.response_reach import end_response, find_response, forget_response
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
@@ -109,8 +109,7 @@ async def _in_background(
     """Make a response that nobody waits for; it counts as a request in flight, so a drain waits for it."""
 
     def fail(error: ErrorResponse, id: str) -> ErrorResponse:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        answer.fail("invalid_prompt" if error.status in (400, 413) else code, error_words(error.body)[0])
+        answer.fail(failure_of(error.body), error.status)
         return error
 
     service.gate.enter()
@@ -118,7 +117,7 @@ async def _in_background(
         await answer_chat(service, caller, _LABEL, request, answer, timing, fail)
     except Exception:  # supervision boundary: nobody waits for this task, and the response must not stay in progress
         log.exception("background response %s failed by a bug of ours", answer.id)
-        answer.fail("server_error", "an internal error; the log has it under this response's id")
+        answer.fail(EngineFailure("an internal error; the log has it under this response's id"), 500)
     finally:
         service.gate.leave()
 

@@ -5,8 +5,9 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.adapters.engines.dialects.dialect import overflows
+from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
 from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
@@ -23,7 +24,8 @@ from penstock.frontend.exchange.upstream_request import (
     engine_headers,
     error_text,
 )
-from penstock.frontend.exchange.usage import gave_up, usage_of
+from penstock.frontend.exchange.usage import end_of, usage_of
+from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.prompt.context_overflow import refusal_body
 from penstock.kernel.errors import EngineError
@@ -44,6 +46,7 @@ class AttemptLost(NamedTuple):
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
         usual: whether the same worker can answer where it gets the prompt instead of its tokens.
+        retry_after: seconds after which it wants to be asked again.
     """
 
     reason: str
@@ -52,6 +55,7 @@ class AttemptLost(NamedTuple):
     leaving: bool = False
     adapter: bool = False
     usual: bool = False
+    retry_after: float | None = None
 
 
 class Attempt:
@@ -174,7 +178,7 @@ class Attempt:
             if self._begun is not None and not over and not self.tap.started:
                 self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
-                self._call.close()
+                self._call.close(lingers=self.tap.done)
 
     async def _carry(self, begun: Awaitable[None]) -> bool | AttemptLost:
         call = self._call
@@ -229,17 +233,21 @@ class Attempt:
         await self._call.relay(self._feed, answer.caller)
         if self.gave_up and answer.speaker is not self.dispatch:
             return False
-        if tap.error is not None:
-            return await self._error()
         if not tap.done and answer.job.parsed is not None:
-            return AttemptLost("the engine's stream ended without its end mark")
+            self._feed(b"\n\n")  # the last event may lack its blank line
+            if tap.finished and tap.error is None:
+                self._feed(b"data: [DONE]\n\n")
+        if tap.error is not None:
+            return self._failed(tap.error)
+        if not tap.done and answer.job.parsed is not None:
+            return AttemptLost("the engine's stream ended before its answer was whole")
         if not tap.started and answer.job.parsed is not None:
             # An ending engine answers so: no token, no reason, only the end mark.
             return AttemptLost("the engine's stream ended without any output")
         begins = answer.speaker is not self.dispatch
         if begins and not self._speak(self.transcript):
             return False
-        rest = self._buffered + tap.rest()
+        rest = self._buffered
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
@@ -311,13 +319,20 @@ class Attempt:
                 answer.ticket.grown(tap.tokens)
         if whole:
             answer.finish()
-        return tap.error is None
+        return tap.error is None and not tap.done
 
     async def _unary(self) -> bool | AttemptLost:
         answer, call = self._answer, self._call
         body = await call.read()
-        if answer.job.parsed is not None and gave_up(body, self.dialect.gave_up):
-            raise EngineBroken("the engine aborted the request")
+        if answer.job.parsed is None:
+            usage = usage_of(body) if call.content_type.startswith("application/json") else None
+        else:
+            end = end_of(body)
+            if end is None or end.error:
+                return self._failed(failure_of(body))
+            for reason in end.reasons & self.dialect.gave_up:
+                return self._failed(dropped_by_engine(reason))
+            usage = end.usage
         if self._tokens is not None:
             try:
                 body = await self._tokens.whole(body, self._context.renderer)
@@ -325,8 +340,7 @@ class Attempt:
                 return self._left_route(error.message)
         if not self._speak(self.transcript):
             return False
-        known = answer.job.parsed is not None or call.content_type.startswith("application/json")
-        answer.take_usage(usage_of(body) if known else None, 0)
+        answer.take_usage(usage, 0)
         if answer.parsing is not None and call.status == 200:
             body = answer.parsing.whole(body)
         if answer.spoken is not None:
@@ -353,36 +367,33 @@ class Attempt:
             # It words a refusal of the client's own request as the client knows it.
             return self._left_route(f"the generate route answered {status}: {text}")
         if kind != "client":
-            text = f"the engine answered {status}: {text}"
-            return AttemptLost(text, status, kind == "fault", kind == "leaving")
+            return self._lost(kind, f"the engine answered {status}: {text}", status)
         if not self._speak():
             return False
         content_type = call.content_type
         if answer.job.parsed is not None and overflows(text):
             status, content_type = 400, "application/json"
             body = refusal_body(body, answer.resolved.max_model_len, answer.job.parsed.prompt_field)
-        answer.refused(self.dispatch, f"the engine refused: {text}", status)
+        answer.refused(self.dispatch, f"the engine refused: {failure_of(body).message}", status)
         if answer.caller.begun:
             return False
-        await answer.caller.send(status, body, {"content-type": content_type, **marks(self.dispatch, answer.job)})
+        headers = {"content-type": content_type, **marks(self.dispatch, answer.job)}
+        if call.retry_after is not None:
+            headers["retry-after"] = seconds_text(call.retry_after)
+        await answer.caller.send(status, body, headers)
         return True
 
-    async def _error(self) -> bool | AttemptLost:
-        """The engine ended its stream with an error."""
-        answer, tap = self._answer, self.tap
-        assert tap.error is not None
-        text = f"the engine answered: {str(tap.error.get('message', 'no message'))[:500]}"
-        code = tap.error.get("code")
-        status = code if isinstance(code, int) else None
+    def _failed(self, failure: EngineFailure) -> bool | AttemptLost:
+        """The engine said within an answer of status 200 that it failed."""
+        text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return AttemptLost(text, status, leaving=kind == "leaving")
-        answer.refused(self.dispatch, text, status or 400)
-        if answer.caller.begun and answer.resumable.leg is None:  # the request's own fault, with the engine's text
-            answer.caller.write(tap.unsaid)
-            await answer.caller.end()
-            return True
+            return self._lost(kind, text, status)
+        self._answer.refused(self.dispatch, text, status or 400)
         return False
+
+    def _lost(self, kind: Refusal, text: str, status: int | None) -> AttemptLost:
+        return AttemptLost(text, status, kind == "fault", kind == "leaving", retry_after=self._call.retry_after)
 
     def _open(self) -> None:
         self._answer.caller.open(

@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapters.engines.dialects.dialect import GAVE_UP
 from penstock.frontend.exchange.migration import StreamLeg
-from penstock.frontend.exchange.sse import GAVE_UP, SseTap
+from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
 from penstock.kernel.values import JsonObject
 
@@ -48,22 +49,7 @@ class ContinuationTap(SseTap):
         self._made = 0
         self.tokens = self._before
 
-    def _whole(self, data: bytes) -> bytes:
-        parts = data.split(self._separator)
-        parts.pop()
-        return b"".join([self._event(part) for part in parts])
-
-    def _event(self, event: bytes) -> bytes:
-        payload = event.strip()
-        if not payload.startswith(b"data:"):
-            return b""
-        if self.error is not None:
-            return b""
-        if self._is_end(payload):
-            return b"data: [DONE]\n\n"
-        chunk = self._decoded(payload)
-        if chunk is None or self._is_error(chunk, b""):
-            return b""
+    def _passed(self, event: bytes, chunk: JsonObject) -> bytes:
         choices = chunk.get("choices") or []
         usage = chunk.get("usage")
         if isinstance(usage, dict) and not choices:

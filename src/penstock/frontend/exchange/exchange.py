@@ -122,6 +122,7 @@ class RequestExchange:
             retryable=not spoke,
             worker_at_fault=lost.at_fault,
             status=lost.status,
+            retry_after=lost.retry_after,
             resume=resume,
             leaving=lost.leaving,
             attempt=dispatch.attempt,

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from penstock.frontend.exchange.transcript import TEXT_BYTES_MAX, chunks_of
+from penstock.adapters.engines.http.event_stream import chunks_of
+from penstock.frontend.exchange.transcript import TEXT_BYTES_MAX
 from penstock.kernel.values import JsonObject
 
 

@@ -1,22 +1,30 @@
 """SSE tap on an engine's stream: detects the first token, counts output, removes what the client did not request.
 
-Bytes pass unchanged. Only the events before the first token and those that mention usage, an error or the end are
-decoded; everything after the first token costs a search for four words per block of bytes.
+Bytes pass unchanged. Only the events before the first token and those that mention a finish reason, usage, an error or
+the end are decoded; everything after the first token costs a search for a few words per piece.
 """
 
 from collections.abc import Collection
-from functools import lru_cache
 from typing import Any
 
-import msgspec
-
+from penstock.adapters.engines.dialects.dialect import GAVE_UP
+from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_in, failure_of
+from penstock.adapters.engines.http.event_stream import (
+    BLANK_LINES,
+    DONE,
+    is_named_error,
+    object_in,
+    payload_of,
+    split_events,
+    stray_text,
+)
 from penstock.kernel.values import JsonObject
 
 TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; a longer one is passed on unread."""
-GAVE_UP = frozenset({"abort"})
-"""Finish reasons of requests that engines dropped themselves."""
-_DONE = b"[DONE]"
+_WORDS = (b'"finish_reason":"', b'"finish_reason": "', b'"usage":{', b'"usage": {', b'"error"', DONE)
+"""What marks events to decode. A usage of null, which SGLang sends in every chunk, does not."""
+_CHUNK_ENDS = (b"}\n\n", b"}\r\n\r\n")
 
 
 class SseTap:
@@ -26,48 +34,57 @@ class SseTap:
         strip_usage: leave out the chunk that holds only usage, because the client did not request it.
         openai: False for a stream of another dialect, which is only counted.
         gave_up: finish reasons that mean a dropped request, not an end.
+        choices: how many the answer has.
     """
 
     __slots__ = (
+        "_choices",
+        "_finished",
         "_gave_up",
         "_openai",
         "_passes",
-        "_separator",
         "_strip",
         "_tail",
-        "_words",
+        "_torn",
         "done",
         "error",
         "started",
         "tokens",
-        "unsaid",
         "usage",
     )
 
-    def __init__(self, *, strip_usage: bool, openai: bool = True, gave_up: Collection[str] = GAVE_UP) -> None:
+    def __init__(
+        self, *, strip_usage: bool, openai: bool = True, gave_up: Collection[str] = GAVE_UP, choices: int = 1
+    ) -> None:
         self._gave_up = gave_up
-        self._words = _words(frozenset(gave_up))
+        self._choices = choices
+        self._finished: set[int] = set()
         self.started = False
         """Whether output has passed."""
         self.tokens = 0
         """Chunks with output: about the output tokens, until usage gives the exact number."""
         self.usage: JsonObject | None = None
         self.done = False
-        self.error: JsonObject | None = None
+        """Whether the end mark came."""
+        self.error: EngineFailure | None = None
         """The engine's error in place of further output; its event and later ones are not passed on."""
-        self.unsaid = b""
-        """The events that were not passed on for that reason."""
         self._strip = strip_usage
         self._openai = openai
         self._passes = type(self) is SseTap
         """Whether events that need no change pass unchanged."""
-        self._separator = b""
         self._tail = b""
+        self._torn = False
+        """Whether the beginning of the present event was passed on unread."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish reason: with the end of the body the stream is whole, mark or not."""
+        return len(self._finished) >= self._choices
 
     @property
     def at_boundary(self) -> bool:
         """Whether only whole events came so far, so that one of ours may go between."""
-        return not self._tail
+        return not self._tail and not self._torn
 
     def feed(self, data: bytes) -> bytes:
         """Take received bytes and return what may pass on: whole events, in order."""
@@ -75,74 +92,59 @@ class SseTap:
             self.started = True
             self.tokens += data.count(b"\n\n") or 1
             return data
-        if self._passes and self.started and not self._tail and self._separator and data.endswith(self._separator):
-            # Nearly every piece of a stream: whole events that need no decoding.
-            for marker in self._words:
-                if marker in data:
-                    break
-            else:
-                self.tokens += data.count(self._separator)
-                return data
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if not self._separator:
-            self._separator = _separator(data)
-            if not self._separator:
-                return self._keep_tail(b"", data)
-        separator = self._separator
-        if not data.endswith(separator):
-            end = data.rfind(separator)
-            if end < 0:
-                return self._keep_tail(b"", data)
-            end += len(separator)
-            return self._keep_tail(self._whole(data[:end]), data[end:])
-        return self._whole(data)
-
-    def rest(self) -> bytes:
-        """Return what is left at the end of the stream without a separator behind it."""
-        tail, self._tail = self._tail, b""
-        return self._event(tail) if tail.strip() else tail
-
-    def _keep_tail(self, out: bytes, tail: bytes) -> bytes:
-        if len(tail) > TAIL_MAX:
-            self.started = True
-            return out + tail
-        self._tail = tail
-        return out
-
-    def _whole(self, data: bytes) -> bytes:
-        if self.started and not self._matters(data):
-            self.tokens += data.count(self._separator)
-            return data
-        separator = self._separator
-        out = b""
-        for part in data.split(separator)[:-1]:
-            out += self._event(part + separator)
-        return out
+        if self._passes and self.started and not self._torn and data.endswith(_CHUNK_ENDS):
+            # Nearly every piece of a stream: whole events that need no decoding.
+            for marker in _WORDS:
+                if marker in data:
+                    break
+            else:
+                chunks = data.count(b'"choices":')  # in a text its quotes would be escaped
+                if chunks == data.count(b"\ndata:") + data.startswith(b"data:"):
+                    self.tokens += chunks
+                    return data
+        if data.endswith(BLANK_LINES):
+            events = split_events(data)
+        else:
+            *events, tail = split_events(data)
+            if len(tail) > TAIL_MAX:
+                self.started = self._torn = True
+                events.append(tail)
+            else:
+                self._tail = tail
+        return b"".join(map(self._event, filter(None, events)))
 
     def _event(self, event: bytes) -> bytes:
         """Decode one event and return it, or b"" where it is not for the client."""
         if self.error is not None:
-            self.unsaid += event
             return b""
-        payload = event.strip()
-        if not payload.startswith(b"data:"):
-            return event  # a comment or another field of the protocol
-        if _DONE in payload and self._is_end(payload):
+        if self._torn:
+            self._torn = not event.endswith(BLANK_LINES)
             return event
-        if self.started and not self._matters(payload):
-            self.tokens += 1
+        payload = payload_of(event)
+        if payload == DONE:
+            self.done = True
             return event
-        chunk = self._decoded(payload)
+        if not payload:
+            stray = stray_text(event)
+            if stray:
+                self.error = failure_of(stray)
+            return b"" if stray or event.isspace() else event  # a comment, or another field of the protocol
+        if b"\n" in payload:  # of several lines: what reads the stream behind this takes one
+            payload = payload.replace(b"\n", b" ")
+            event = b"data: %b\n\n" % payload
+        chunk = object_in(payload)
         if chunk is None:
-            self.started = True
-            self.tokens += 1
-            return event
-        if self._is_error(chunk, event):
-            return b""
-        choices = chunk.get("choices")
-        usage = chunk.get("usage")
+            self.error = failure_of(payload)
+        else:
+            self.error = self._failure(event, chunk)
+        return b"" if chunk is None or self.error is not None else self._passed(event, chunk)
+
+    def _passed(self, event: bytes, chunk: JsonObject) -> bytes:
+        """Return what the client gets of an event with a chunk; b"" for nothing."""
+        choices, usage = chunk.get("choices"), chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
             if not choices:
@@ -152,48 +154,21 @@ class SseTap:
             self.tokens += 1
         return event
 
-    def _matters(self, data: bytes) -> bool:
-        """Return whether events after the first token have to be decoded."""
-        for marker in self._words:  # noqa: SIM110 - a generator would cost as much as all the searches
-            if marker in data:
-                return True
-        return False
-
-    def _is_end(self, payload: bytes) -> bool:
-        """Return whether an event's payload is the end mark, and record that it came."""
-        if payload[5:].strip() != _DONE:
-            return False
-        self.done = True
-        return True
-
-    def _decoded(self, payload: bytes) -> JsonObject | None:
-        """Return the chunk that an event holds, or None where it holds none."""
-        try:
-            chunk = msgspec.json.decode(payload[5:])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-            return None
-        return chunk if isinstance(chunk, dict) else None
-
-    def _is_error(self, chunk: JsonObject, event: bytes) -> bool:
-        """Return whether a chunk reports an engine's failure, and record its error."""
+    def _failure(self, event: bytes, chunk: JsonObject) -> EngineFailure | None:
+        """Return the failure that a chunk reports, or None; note which choices it finishes."""
+        failure = None
         choices = chunk.get("choices")
-        if choices is None and "error" in chunk:
-            error = chunk["error"]
-            self.error = error if isinstance(error, dict) else {"message": str(error)}
-            self.unsaid += event
-            return True
-        for choice in choices or ():
-            if isinstance(choice, dict) and choice.get("finish_reason") in self._gave_up:
-                # Not requested here: the engine is being stopped, or an operator ended the request there.
-                self.error = {"message": "the engine aborted the request"}
-                return True
-        return False
-
-
-@lru_cache(maxsize=64)
-def _words(gave_up: frozenset[str]) -> tuple[bytes, ...]:
-    """Return the words that mark events to decode."""
-    return (b'"usage"', _DONE, b'"error"', *(b'"%b"' % reason.encode() for reason in gave_up if reason != "error"))
+        if choices is None or chunk.get("error") or b"event:" in event:
+            failure = failure_in(chunk, named=is_named_error(event))
+        for choice in choices if isinstance(choices, list) else ():
+            reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+            if isinstance(reason, str) and reason in self._gave_up:
+                # Not requested here: the engine failed or is being stopped, or an operator ended the request there.
+                failure = failure or dropped_by_engine(reason)
+            elif reason:
+                index = choice.get("index")
+                self._finished.add(index if isinstance(index, int) else 0)
+        return failure
 
 
 def cached_tokens(usage: JsonObject | None) -> int | None:
@@ -213,14 +188,6 @@ def prompt_tokens(usage: JsonObject | None) -> int | None:
     """Return how many tokens the engine counted in the prompt, or None where it does not report that."""
     value = (usage or {}).get("prompt_tokens")
     return value if isinstance(value, int) and value >= 0 else None
-
-
-def _separator(data: bytes) -> bytes:
-    """Return the separator of events: the first blank line decides; b"" while there is none."""
-    plain, crlf = data.find(b"\n\n"), data.find(b"\r\n\r\n")
-    if crlf >= 0 and (plain < 0 or crlf < plain):
-        return b"\r\n\r\n"
-    return b"\n\n" if plain >= 0 else b""
 
 
 def _has_output(choices: Any) -> bool:

@@ -12,6 +12,7 @@ from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.parsers.answer_parsing import AnswerParsing
 from penstock.frontend.prompt.model_catalog import ResolvedModel
+from penstock.frontend.prompt.request_body import choices_of
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Resume
 
@@ -83,7 +84,12 @@ class ResumableStream:
         """Return the tap on the stream of a new attempt."""
         parsed = self._job.parsed
         if self.leg is None or self.transcript is None or parsed is None:
-            return SseTap(strip_usage=self._job.strip_usage, openai=parsed is not None, gave_up=dialect.gave_up)
+            return SseTap(
+                strip_usage=self._job.strip_usage,
+                openai=parsed is not None,
+                gave_up=dialect.gave_up,
+                choices=1 if parsed is None else choices_of(parsed),
+            )
         return ContinuationTap(
             self.leg,
             self.transcript,

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS
 from penstock.adapters.engines.dialects.scale_out_routes import GENERATE, ROUTE_PATHS, has_route
+from penstock.adapters.engines.http.event_stream import object_in, payload_of, split_events
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.parsers.answer_parsing import ParserPlan
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer, RenderedPrompt
@@ -133,7 +134,7 @@ class TokenRoute:
 
     def stream(self, data: bytes) -> bytes:
         """Take a piece of the engine's stream; return its whole events as those of a completion's stream."""
-        *events, self._tail = (self._tail + data).split(b"\n\n")
+        *events, self._tail = split_events(self._tail + data)
         return b"".join([self._event(event) for event in events])
 
     async def whole(self, body: bytes, renderer: PromptRenderer) -> bytes:
@@ -166,13 +167,10 @@ class TokenRoute:
         return {**body, "generate_response": answer, "chat_request": asked}
 
     def _event(self, event: bytes) -> bytes:
-        payload = event.strip()
-        if not payload.startswith(b"data:") or payload.endswith(b"[DONE]"):
-            return event + b"\n\n"
-        chunk = msgspec.json.decode(payload[5:])
-        choices = chunk.get("choices") if isinstance(chunk, dict) else None
-        if not isinstance(choices, list):
-            return event + b"\n\n"  # an error, which the tap reads
+        chunk = object_in(payload_of(event))
+        choices = None if chunk is None else chunk.get("choices")
+        if chunk is None or not isinstance(choices, list):
+            return event  # the end mark, a comment or an error, which the tap reads
         body: JsonObject = {**self._head, "choices": [self._choice(choice) for choice in choices]}
         if chunk.get("usage") is not None:
             body["usage"] = chunk["usage"]

@@ -9,8 +9,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import msgspec
-
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.kernel.values import JsonObject
 
 Mode = Literal["ids", "text"]
@@ -135,17 +134,3 @@ class Transcript:
             for choice in chunk.get("choices") or ():
                 parts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
         return "".join(parts)
-
-
-def chunks_of(events: bytes) -> list[JsonObject]:
-    """Return the JSON objects of server-sent events; others are left out."""
-    out: list[JsonObject] = []
-    for line in events.splitlines():
-        if line.startswith(b"data:"):
-            try:
-                chunk = msgspec.json.decode(line[5:])
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-                continue
-            if isinstance(chunk, dict):
-                out.append(chunk)
-    return out

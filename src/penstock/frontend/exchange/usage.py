@@ -1,26 +1,47 @@
-"""Usage of a unary answer: reads its token counts and finish reasons, and nothing else."""
+"""Usage of a whole answer: reads its token counts and finish reasons, and nothing else."""
 
-from collections.abc import Collection
+from typing import Any
 
 import msgspec
 
 from penstock.kernel.values import JsonObject
 
 
-class _UsageChoice(msgspec.Struct):
-    finish_reason: str | None = None
+class _EndedChoice(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class AnswerEnd(msgspec.Struct):
+    """What of an answer says how it ended."""
+
+    choices: list[_EndedChoice]
+    counts: Any = msgspec.field(default=None, name="usage")
+    error: Any = None
+
+    @property
+    def usage(self) -> JsonObject | None:
+        return self.counts if isinstance(self.counts, dict) else None
+
+    @property
+    def reasons(self) -> set[str]:
+        """The finish reasons of its choices."""
+        return {choice.finish_reason for choice in self.choices if isinstance(choice.finish_reason, str)}
 
 
 class _UsageAnswer(msgspec.Struct):
     usage: JsonObject | None = None
 
 
-class _UsageEnds(msgspec.Struct):
-    choices: list[_UsageChoice] = []
-
-
 _decoder = msgspec.json.Decoder(_UsageAnswer)
-_ends = msgspec.json.Decoder(_UsageEnds)
+_ends = msgspec.json.Decoder(AnswerEnd)
+
+
+def end_of(body: bytes) -> AnswerEnd | None:
+    """Return the end of a completion's answer, or None where it is none."""
+    try:
+        return _ends.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
 
 
 def usage_of(body: bytes) -> JsonObject | None:
@@ -29,16 +50,3 @@ def usage_of(body: bytes) -> JsonObject | None:
         return _decoder.decode(body).usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-
-
-def gave_up(body: bytes, reasons: Collection[str]) -> bool:
-    """Return whether the engine dropped a request without ending its answer; ``reasons``: finish reasons for that."""
-    for reason in reasons:
-        if f'"{reason}"'.encode() in body:
-            break
-    else:
-        return False  # nearly always: one search instead of a second reading
-    try:
-        return any(choice.finish_reason in reasons for choice in _ends.decode(body).choices)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return False

@@ -56,11 +56,16 @@ class ErrorResponse(NamedTuple):
 def problem(
     status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
 ) -> ErrorResponse:
-    """Make the answer; ``retry_after`` is in seconds and rounded up, as the header wants whole ones."""
+    """Make the answer; ``retry_after`` is in seconds."""
     headers = {"content-type": "application/json; charset=utf-8"}
     if retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+        headers["retry-after"] = seconds_text(retry_after)
     return ErrorResponse(status, msgspec.json.encode(error_body(status, message, code=code, param=param)), headers)
+
+
+def seconds_text(retry_after: float) -> str:
+    """Return a Retry-After: whole seconds, at least one."""
+    return str(max(1, math.ceil(retry_after)))
 
 
 def problem_of(error: PenstockError) -> ErrorResponse:

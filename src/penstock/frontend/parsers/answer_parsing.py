@@ -4,7 +4,6 @@ It stands behind all that follows the engine's own text (the tap, the transcript
 an answer whose calls are parsed here.
 """
 
-import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect import Dialect
+from penstock.adapters.engines.http.event_stream import object_in, payload_of, split_events
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 from penstock.frontend.parsers.parser_registry import ChoiceParser, reasoning_tags, thinks, tool_format, whole_text
@@ -20,7 +20,6 @@ from penstock.frontend.parsers.tool_format import ToolFormat, ToolSchemas
 from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.values import JsonObject, WorkerCard
 
-_SPLIT = re.compile(rb"(\r\n\r\n|\n\n)")
 _OUTPUT_KEYS = ("content", "reasoning_content", "tool_calls", "role", "refusal", "function_call", "reasoning", "audio")
 _CHOICE_KEYS = ("finish_reason", "token_ids", "logprobs")
 
@@ -76,16 +75,12 @@ class AnswerParsing:
 
     def stream(self, out: bytes) -> bytes:
         """Take whole events; return those for the client. What may become a call stays here until that is clear."""
-        pieces = _SPLIT.split(out)
-        return b"".join(
-            self._event(pieces[place], pieces[place + 1] if place + 1 < len(pieces) else b"")
-            for place in range(0, len(pieces), 2)
-        )
+        return b"".join([self._event(event) for event in split_events(out)])
 
     def whole(self, body: bytes) -> bytes:
         """Return an unary answer with its calls and its reasoning in their fields."""
-        answer = _object_of(body)
-        choices = answer.get("choices")
+        answer = object_in(body)
+        choices = None if answer is None else answer.get("choices")
         if not isinstance(choices, list):
             return body
         for choice in choices:
@@ -109,18 +104,17 @@ class AnswerParsing:
                 out += b"data: " + msgspec.json.encode({**self._head, "choices": [choice]}) + b"\n\n"
         return out
 
-    def _event(self, event: bytes, separator: bytes) -> bytes:
-        payload = event.strip()
-        chunk = _object_of(payload[5:]) if payload.startswith(b"data:") else {}
+    def _event(self, event: bytes) -> bytes:
+        chunk = object_in(payload_of(event)) or {}
         choices = chunk.get("choices")
         if not isinstance(choices, list) or not choices:
-            return event + separator
+            return event
         if not self._head:
             self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage")}
         chunk["choices"] = [choice for choice in choices if not isinstance(choice, dict) or self._says(choice)]
         if not chunk["choices"] and not chunk.get("usage"):
             return b""
-        return b"data: " + msgspec.json.encode(chunk) + (separator or b"\n\n")
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
     def _says(self, choice: JsonObject) -> bool:
         """Parse one choice of a chunk in place; return whether something of it is left for the client."""
@@ -197,11 +191,3 @@ def _schemas(tools: object) -> ToolSchemas:
             parameters = function.get("parameters")
             out[function["name"]] = parameters if isinstance(parameters, dict) else {}
     return out
-
-
-def _object_of(data: bytes) -> JsonObject:
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -7,6 +7,7 @@ exception: since release 3.57 of OpenAI's client that has the message alone, so 
 
 import msgspec
 
+from penstock.adapters.engines.dialects.engine_failure import failure_of
 from penstock.frontend.http.error_responses import error_body
 
 CODE = "context_length_exceeded"
@@ -44,13 +45,5 @@ def in_openai_words(message: str, longest: int | None) -> str:
 
 def refusal_body(engine_body: bytes, longest: int | None, param: str) -> bytes:
     """Return the answer for an engine's refusal of a request that is too long: its message, our code."""
-    message = " ".join(engine_body[:2000].decode("utf-8", "replace").split())
-    try:
-        answer = msgspec.json.decode(engine_body)
-    except msgspec.DecodeError:
-        answer = None
-    for inner in (answer.get("error"), answer) if isinstance(answer, dict) else ():
-        if isinstance(inner, dict) and isinstance(inner.get("message"), str):
-            message = inner["message"]
-            break
+    message = failure_of(engine_body).message
     return msgspec.json.encode(error_body(400, in_openai_words(message, longest), code=CODE, param=param))

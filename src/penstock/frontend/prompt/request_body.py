@@ -127,6 +127,13 @@ def with_fields(parsed: Parsed, added: JsonObject) -> bytes:
     return msgspec.json.encode(whole)
 
 
+def choices_of(parsed: Parsed) -> int:
+    """Return how many answers a request asks for, over all of its prompts."""
+    prompt, count = parsed.fields.get("prompt"), parsed.fields.get("n")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * (count if isinstance(count, int) and count else 1)
+
+
 def is_whole(parsed: Parsed) -> bool:
     """Return whether one worker has to do all of it: several answers or prompts can't be handed over as one."""
     fields = parsed.fields
@@ -136,8 +143,7 @@ def is_whole(parsed: Parsed) -> bool:
         return True
     if any(fields.get(name) for name in _WHOLE) or fields.get("prompt_logprobs") is not None:
         return True
-    prompt = fields.get("prompt")
-    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    return choices_of(parsed) > 1
 
 
 def media_of(fields: JsonObject) -> list[JsonObject]:

@@ -1,10 +1,10 @@
 """Shadow answer: what an answer says, read from its bytes, so that two can be compared."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens
 from penstock.kernel.values import JsonObject
 
@@ -65,8 +65,10 @@ def read_answer(raw: bytes, *, streamed: bool) -> ReadAnswer:
         msgspec.MsgspecError: it is none.
     """
     answer = ReadAnswer()
-    for part in _events(raw) if streamed else (raw,):
-        _take(answer, _decoder.decode(part))
+    parts = map(payload_of, split_events(raw)) if streamed else (raw,)
+    for part in parts:
+        if part not in (b"", DONE):
+            _take(answer, _decoder.decode(part))
     return answer
 
 
@@ -88,10 +90,3 @@ def _take(answer: ReadAnswer, part: _ComparedAnswer) -> None:
 
 def _characters(answer: ReadAnswer) -> int:
     return sum(map(len, answer.texts.values()))
-
-
-def _events(raw: bytes) -> Iterator[bytes]:
-    for line in raw.splitlines():
-        data = line.removeprefix(b"data:").strip()
-        if line.startswith(b"data:") and data and data != b"[DONE]":
-            yield data

@@ -25,18 +25,26 @@ def contradictions(settings: PlannerSettings) -> Iterator[Contradiction]:
     """Return every contradiction in these settings."""
     yield from of_budget(settings)
     yield from of_plugins(settings)
+    yield from of_thresholds(settings, needed=settings.optimization_target == "load")
     if settings.optimization_target == "load":
-        yield from of_thresholds(settings)
-    elif settings.optimization_target == "sla" and settings.policy == "hybrid":
+        return
+    if settings.optimization_target == "sla" and settings.policy == "hybrid":
         yield from of_hybrid(settings)
 
 
 def of_budget(settings: PlannerSettings) -> Iterator[Contradiction]:
-    """Check that the floor of GPUs does not lie above their ceiling."""
-    least, most = settings.budget.min_gpus, settings.budget.max_gpus
+    """Check that no floor lies above its ceiling: of the GPUs, of a pool's replicas."""
+    budget = settings.budget
+    least, most = budget.min_gpus, budget.max_gpus
     if least is not None and most is not None and least > most:
         message = f"is {least}, above planner.budget.max_gpus {most}"
         yield Contradiction(("budget", "min_gpus"), message, "lower it, or raise the ceiling")
+    for name, limits in budget.pools.items():
+        floor = budget.min_replicas if limits.min_replicas is None else limits.min_replicas
+        if limits.max_replicas is not None and limits.max_replicas < floor:
+            message = f"is {limits.max_replicas}, below its min_replicas {floor}"
+            hint = "lower min_replicas of the pool, or raise max_replicas"
+            yield Contradiction(("budget", "pools", name, "max_replicas"), message, hint)
 
 
 def of_plugins(settings: PlannerSettings) -> Iterator[Contradiction]:
@@ -59,13 +67,13 @@ def of_hybrid(settings: PlannerSettings) -> Iterator[Contradiction]:
         yield Contradiction(("load_interval",), message, hint)
 
 
-def of_thresholds(settings: PlannerSettings) -> Iterator[Contradiction]:
-    """Check that target load has all four thresholds, each one to go down below the one to go up."""
+def of_thresholds(settings: PlannerSettings, *, needed: bool) -> Iterator[Contradiction]:
+    """Check that each threshold to go down lies below the one to go up; ``needed``: all four must be set."""
     thresholds = settings.classic.thresholds
     where = ("classic", "thresholds")
     for down, up in THRESHOLDS.values():
         lacking = [knob for knob in (up, down) if getattr(thresholds, knob) is None]
-        for knob in lacking:
+        for knob in lacking if needed else ():
             hint = "set all four of planner.classic.thresholds"
             yield Contradiction((*where, knob), "is not set, and planner.optimization_target is load", hint)
         if not lacking and getattr(thresholds, down) >= getattr(thresholds, up):

@@ -196,7 +196,7 @@ def failed(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     assert remote is not None
     failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
     core.mark_leg(request, remote.leg, last=now, failure=event.reason)
-    request.last_failure, request.last_status = event.reason, event.status
+    request.note_failure(event)
     goes_on = now < request.deadline and event.retryable
     if goes_on:
         goes_on = _other_way(core, now, request, pool, remote, event.reason)

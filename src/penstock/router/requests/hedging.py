@@ -51,7 +51,7 @@ def failed(core: RouterState, request: RoutedRequest, pool: ModelPool, event: Fa
     known = core.roster.get(worker)
     if known is not None:
         request.tried.append((worker, known.card.incarnation))
-    request.last_failure, request.last_status = event.reason, event.status
+    request.note_failure(event)
     _leave(core, request, pool, not hedge_failed, event.reason, now)
 
 

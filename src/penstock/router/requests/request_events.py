@@ -116,8 +116,7 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
     suspect = handoff.source_is_suspect(request, event)
     failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault and not suspect)
     core.mark(request, last=now, failure=event.reason)
-    request.last_failure = event.reason
-    request.last_status = event.status
+    request.note_failure(event)
     pool = core.pools[request.event.model]
     if now < request.deadline and (event.served_by is not None or _goes_on(core, request, event)):
         worker = core.roster.get(request.target.worker)
@@ -173,8 +172,8 @@ def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) 
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
         close(core, now, request, "failed", "client", event.status, event.reason)
     else:
-        status = event.status or 503
-        close(core, now, request, "failed", "overloaded", status, event.reason, retry_after=1.0, code=ENGINE_BUSY)
+        status, wait = event.status or 503, event.retry_after or 1.0
+        close(core, now, request, "failed", "overloaded", status, event.reason, retry_after=wait, code=ENGINE_BUSY)
 
 
 def cancelled(core: RouterState, now: Nanos, event: Cancelled) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerId
-from penstock.router.events import Arrived, Handoff, Resume, StageLeg
+from penstock.router.events import Arrived, Failed, Handoff, Resume, StageLeg
 
 Phase = Literal["arrived", "queued", "waiting_for_worker", "remote", "prefill", "streaming", "done"]
 Step = Literal["queue", "await_worker", "stage", "staged", "dispatch", "first", "retry", "migrate", "close"]
@@ -144,6 +144,7 @@ class RoutedRequest(msgspec.Struct):
     migrations: int = 0
     last_failure: str = ""
     last_status: int | None = None
+    last_retry_after: float | None = None
     adapter_plan: str = ""
     """Whether its worker holds its LoRA adapter or loads it."""
     adapter_cold: bool = False
@@ -165,6 +166,11 @@ class RoutedRequest(msgspec.Struct):
     def prompt(self) -> Prompt:
         """What its next leg has to prefill: the prompt as it arrived, and the output so far where a worker was lost."""
         return self.event.prompt if self.resumed_prompt is None else self.resumed_prompt
+
+    def note_failure(self, event: Failed) -> None:
+        """Keep what an attempt failed of: it is the request's own reason where no other attempt follows."""
+        self.last_failure, self.last_status = event.reason, event.status
+        self.last_retry_after = event.retry_after
 
     @property
     def on_worker(self) -> bool:

@@ -16,6 +16,7 @@ from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.inside.tier_protocol import TierHello
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import bind_hint
 from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
 from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
 from penstock.runtime.kv_tiers.tier_server import TierServer
@@ -124,6 +125,6 @@ async def _show(node: TierNode, host: str, port: int) -> web.AppRunner:
         await runner.cleanup()
         raise ConfigError(
             f"metrics port {port} on {host} can't be bound: {error.strerror or error}",
-            hint="another server has it; choose one that is free, or 0 for none",
+            hint=bind_hint(error, "choose one that is free, or 0 for none"),
         ) from error
     return runner

@@ -24,6 +24,7 @@ from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import bind_hint
 from penstock.kernel.values import Slo
 from penstock.planner.events import LimitsChanged
 from penstock.planner.journal import planner_book
@@ -160,7 +161,7 @@ class PlannerNode:
         except OSError as error:
             raise ConfigError(
                 f"planner.metrics_port {port} on {host} can't be bound: {error.strerror or error}",
-                hint="another server has it; choose one that is free, or 0 for none",
+                hint=bind_hint(error, "choose one that is free, or 0 for none"),
             ) from error
         return f"http://{host}:{port}/metrics"
 

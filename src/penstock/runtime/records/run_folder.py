@@ -28,6 +28,7 @@ from penstock.config.redact import without_secrets
 from penstock.config.settings.cluster_settings import RunSettings
 from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import write_hint
 from penstock.runtime.records.segments import SEGMENTS, rotate
 
 log = logging.getLogger("penstock.run_folder")
@@ -77,7 +78,7 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(
                 f"the run folder {path} can't be written: {error.strerror}",
-                hint="set runs.dir to a folder that this user may write",
+                hint=write_hint(error, "set runs.dir to another folder"),
             ) from error
         return cls(path)
 

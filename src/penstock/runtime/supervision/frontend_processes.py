@@ -21,6 +21,7 @@ from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
 from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
 from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.os_hints import bind_hint
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.listen_address import bind
 from penstock.runtime.supervision.child_process import ChildProcess
@@ -242,7 +243,7 @@ def _bound(host: str, port: int, *, shared: bool) -> list[socket.socket]:
     except OSError as error:
         raise ConfigError(
             f"port {port} on {host} can't be bound: {error.strerror or error}",
-            hint="another server has it; choose one with --frontend.port, 0 takes any free one",
+            hint=bind_hint(error, "choose one with --frontend.port, 0 takes any free one"),
         ) from error
 
 

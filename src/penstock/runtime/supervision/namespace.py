@@ -21,6 +21,7 @@ from penstock.adapters.connectors.state_file import (
 from penstock.config.cluster_secret_file import stored_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import bind_hint
 from penstock.runtime.listen_address import bind_error
 
 log = logging.getLogger("penstock.supervisor")
@@ -78,11 +79,11 @@ def earlier_secret(state: StateFile) -> str | None:
 def _check_port(settings: ClusterSettings, patience: float) -> None:
     host, port = settings.frontend.host, settings.frontend.port
     end = time.monotonic() + patience
-    while port and (reason := bind_error(host, port)) is not None:
+    while port and (error := bind_error(host, port)) is not None:
         if time.monotonic() >= end:
             raise ConfigError(
-                f"frontend.port {port} on {host} can't be bound: {reason}",
-                hint="another server has it; choose one with --frontend.port, 0 takes any free one",
+                f"frontend.port {port} on {host} can't be bound: {error.strerror or error}",
+                hint=bind_hint(error, "choose one with --frontend.port, 0 takes any free one"),
             )
         time.sleep(0.05)
 

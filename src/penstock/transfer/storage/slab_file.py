@@ -20,6 +20,7 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.os_hints import write_hint
 from penstock.transfer.storage.record_header import SECTOR
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class SlabFile:
         except OSError as error:
             raise ConfigError(
                 f"disk tier: {folder} can't be used: {error.strerror}",
-                hint="name a folder on a local disk that this user may write",
+                hint=write_hint(error, "name another folder on a local disk"),
             ) from error
         if not self.direct:
             log.warning(

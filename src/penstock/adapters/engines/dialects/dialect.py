@@ -20,6 +20,8 @@ Refusal = Literal["client", "busy", "leaving", "fault"]
 CardFields = dict[str, Any]
 """Fields of a `WorkerCard`."""
 
+GAVE_UP = frozenset({"abort", "error"})
+"""Finish reasons that mean a dropped request at most engines, and an end at none."""
 _BUSY = (408, 429, 503)
 OVERFLOW_WORDS = (
     "maximum context length",
@@ -77,7 +79,7 @@ class Dialect:
     is to be continued (``continue_fields``), None: it can't."""
     continue_fields: tuple[tuple[str, Any], ...] = ()
     """Request fields that make the engine continue the last message of a chat."""
-    gave_up: frozenset[str] = frozenset()
+    gave_up: frozenset[str] = GAVE_UP
     """Finish reasons of a request that the engine dropped itself; the answer is not whole."""
 
     priority_field: str | None = None

@@ -20,6 +20,5 @@ OPENAI = Dialect(
     name="openai",
     title="an OpenAI-compatible server",
     card=card,
-    gave_up=frozenset({"abort"}),
     clear_cache="/reset_prefix_cache",  # many of them are vLLM behind a proxy
 )

@@ -80,7 +80,6 @@ SGLANG = Dialect(
     card=card,
     resume="message",
     continue_fields=(("continue_final_message", True),),
-    gave_up=frozenset({"abort"}),
     priority_field="priority",
     salt_field="cache_salt",
     lora_field="lora_path",

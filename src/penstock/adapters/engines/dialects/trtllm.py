@@ -10,7 +10,7 @@ router and a dashboard, would each get half. Penstock does not read them: the ca
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.adapters.engines.dialects.dialect import CardFields, Dialect
+from penstock.adapters.engines.dialects.dialect import GAVE_UP, CardFields, Dialect
 from penstock.adapters.engines.http.engine_http import EngineServer
 
 
@@ -26,6 +26,6 @@ TRTLLM = Dialect(
     name="trtllm",
     title="TensorRT-LLM",
     card=card,
-    gave_up=frozenset({"cancelled"}),
+    gave_up=GAVE_UP | {"cancelled"},
     salt_field="cache_salt",
 )

@@ -111,7 +111,6 @@ VLLM = Dialect(
     card=card,
     resume="ids",
     continue_fields=(("add_generation_prompt", False), ("continue_final_message", True)),
-    gave_up=frozenset({"abort", "error"}),
     priority_field="priority",
     priority_sign=-1,
     salt_field="cache_salt",

@@ -69,7 +69,7 @@ class EngineCall(Protocol):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds of the engine's Retry-After, where that is a number."""
+        """Seconds of the engine's Retry-After, where it sent one."""
         ...
 
     async def begin(self) -> None:
@@ -98,8 +98,12 @@ class EngineCall(Protocol):
         """Make the waiting method raise `CallStopped`, now or at its next wait; the first reason counts."""
         ...
 
-    def close(self) -> None:
-        """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once."""
+    def close(self, *, lingers: bool = False) -> None:
+        """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once.
+
+        Args:
+            lingers: only the end of the body is missing: the connection is kept, too, where that comes soon.
+        """
         ...
 
 

@@ -157,7 +157,7 @@ class Http1Call:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds of the engine's Retry-After, where that is a number."""
+        """Seconds of the engine's Retry-After, where it sent one."""
         return None if self._connection is None else self._connection.retry_after
 
     async def begin(self) -> None:
@@ -251,11 +251,11 @@ class Http1Call:
             elif self._connection is not None:
                 self._connection.interrupt(CallStopped(reason))
 
-    def close(self) -> None:
+    def close(self, *, lingers: bool = False) -> None:
         """End the call: a whole answer's connection is kept for the next call, an unfinished one is closed at once."""
         connection, self._connection = self._connection, None
-        if connection is not None and connection.finish() and self._origin is not None:
-            self._origin.give_back(connection, asyncio.get_running_loop().time())
+        if connection is not None and self._origin is not None:
+            self._origin.finish(connection, lingers=lingers)
 
     def _answering(self) -> EngineConnection:
         if self._connection is None:

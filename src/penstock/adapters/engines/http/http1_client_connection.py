@@ -5,7 +5,9 @@ for it. The rarer waits (for the head, a whole body, the end) are on one future.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import httptools
@@ -247,8 +249,8 @@ class EngineConnection(Http1Connection):
             raise ValueError("its body is compressed, which was not asked for")
         self.status = status
         self.content_type = headers.get(b"content-type", b"application/json").decode("utf-8", "surrogateescape")
-        after = headers.get(b"retry-after", b"")
-        self.retry_after = float(after) if after.isdigit() else None
+        after = headers.get(b"retry-after")
+        self.retry_after = None if after is None else _seconds_until(after.decode("latin-1"))
         self._reusable = self._parser.should_keep_alive()
         # Without a length the connection's end is the body's; the parser reports only that it can't be kept.
         chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
@@ -274,3 +276,13 @@ class EngineConnection(Http1Connection):
             self.error = error
         self._extra = True
         self.abort()
+
+
+def _seconds_until(retry_after: str) -> float | None:
+    """Return the seconds of a Retry-After, which may be a date; None where it is neither."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

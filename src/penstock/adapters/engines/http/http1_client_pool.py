@@ -8,6 +8,8 @@ from penstock.adapters.engines.http.http1_client_connection import EngineConnect
 
 KEEP_ALIVE = 4.0
 """Seconds that an idle connection is kept: below the 5 s after which common engine servers close theirs."""
+LINGER = 1.0
+"""Seconds within which an engine has to end the body of a whole answer: a later end costs it the connection."""
 SWEEP_EVERY = 0.5
 """Seconds between searches for connections that have been idle for too long."""
 FORGOTTEN_AFTER = 120
@@ -36,6 +38,8 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
         self._made: set[EngineConnection] = set()
+        self._lingering: set[EngineConnection] = set()
+        """Those whose answer is whole but for the end of its body."""
         self._sweeps_unused = 0
 
     @property
@@ -78,8 +82,29 @@ class ConnectionPool:
             connection.deadline = now + KEEP_ALIVE
             self._idle.append(connection)
 
+    def finish(self, connection: EngineConnection, *, lingers: bool = False) -> None:
+        """Keep the connection of an answer that is over for the next call; close one whose answer is unfinished.
+
+        Args:
+            lingers: close it only where the end of its answer's body does not come soon.
+        """
+        now = asyncio.get_running_loop().time()
+        if lingers and not connection.complete and connection.error is None:
+            connection.deadline = now + LINGER
+            self._lingering.add(connection)
+            connection.wait("whole").add_done_callback(lambda _: self.finish(connection))
+            return
+        self._lingering.discard(connection)
+        if connection.finish():
+            self.give_back(connection, now)
+
     def sweep(self, now: float) -> None:
-        """Close what has been idle for too long; the list is in the order of last use."""
+        """Close what has been idle, or has waited for its answer's end, for too long.
+
+        The idle ones are in the order of their last use.
+        """
+        for connection in [connection for connection in self._lingering if now >= connection.deadline]:
+            connection.abort()
         self._sweeps_unused = 0 if self.open else self._sweeps_unused + 1
         idle = self._idle
         count = 0
