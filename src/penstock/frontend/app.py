@@ -34,7 +34,7 @@ def routed_handlers(service: Service) -> dict[str, Routed]:
 
     An operator who lists another API's route among the proxied ones has it from the engines, as they answer it.
     """
-    service.gate.shapes = dict.fromkeys((MESSAGES, MESSAGES_COUNT), anthropic_error)
+    service.gate.shapes = {MESSAGES: anthropic_error}
     proxied = service.settings.frontend.proxied_routes
     own = {**job_making.MAKERS, **token_routes.HANDLERS}
     return {

@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
-from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind
+from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind, TokenCounts
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.kernel.errors import EngineError
+from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.values import JsonObject
 
 Event = tuple[str, JsonObject]
 """An event of a stream: its name and its data."""
+
+OURS = "penstock_counted"
+"""Field of an answer's usage: some of it was counted here, as the engine has no counts."""
 
 
 @dataclass(slots=True)
@@ -36,9 +41,16 @@ class OutputItem:
 
 
 class DialectAnswer(ABC):
-    """One answer."""
+    """One answer.
 
-    def __init__(self) -> None:
+    Args:
+        isl: the prompt's tokens as counted here.
+        timing: of the request; has the output's tokens as counted here.
+    """
+
+    def __init__(self, isl: int, timing: TokenTiming) -> None:
+        self._isl = isl
+        self._timing = timing
         self.reader = ChatReader()
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
@@ -102,6 +114,20 @@ class DialectAnswer(ABC):
             self.items.append(item)
             self._open = item
         return item
+
+    @property
+    def counts(self) -> TokenCounts:
+        """The tokens of a whole answer: the engine's counts, and our own where it has none."""
+        counts = self.reader.counts
+        if counts.prompt is not None and counts.output is not None:
+            return counts
+        size = sum(len(item.text.encode()) for item in self.items)
+        output = self._timing.counted or size // BYTES_PER_TOKEN
+        return counts._replace(
+            prompt=self._isl if counts.prompt is None else counts.prompt,
+            output=output if counts.output is None else counts.output,
+            ours=True,
+        )
 
     @property
     def calls_tools(self) -> bool:

@@ -25,7 +25,7 @@ async def messages(service: Service, caller: HttpExchange) -> None:
     with counted(service, _LABEL):
         chat = with_one_system(service, chat_of(fields, left_out))
     request = await read_chat(service, chat, left_out, caller.headers, timing)
-    answer = MessagesAnswer(request.parsed.model, request.prompt.isl)
+    answer = MessagesAnswer(request.parsed.model, request.prompt.isl, timing)
     await answer_chat(service, caller, _LABEL, request, answer, timing, anthropic_error)
 
 

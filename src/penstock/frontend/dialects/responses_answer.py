@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.body_fields import set_fields
-from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem
-from penstock.frontend.dialects.response_tools import ResponseTools, custom_input
+from penstock.frontend.dialects.call_arguments import custom_input, mended
+from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem
+from penstock.frontend.dialects.response_tools import ResponseTools
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.prompt.context_overflow import CODE
 from penstock.kernel.values import JsonObject
 
@@ -34,9 +36,11 @@ class ResponsesAnswer(DialectAnswer):
         fields: JsonObject,
         tools: ResponseTools,
         left_out: Sequence[str],
+        isl: int,
+        timing: TokenTiming,
         settle: Callable[["ResponsesAnswer"], None],
     ) -> None:
-        super().__init__()
+        super().__init__(isl, timing)
         self.id = id
         self.failure: JsonObject | None = None
         """What it failed of."""
@@ -73,7 +77,7 @@ class ResponsesAnswer(DialectAnswer):
             yield self._about(item, "response.custom_tool_call_input.done", input=text)
         elif item.kind == "call":
             name = self._tools.named(item.name).name
-            yield self._about(item, "response.function_call_arguments.done", name=name, arguments=item.text)
+            yield self._about(item, "response.function_call_arguments.done", name=name, arguments=mended(item.text))
         elif item.kind == "thinking":
             yield self._in(item, "response.reasoning_text.done", text=item.text)
         else:
@@ -146,14 +150,15 @@ class ResponsesAnswer(DialectAnswer):
         }
 
     def _usage(self) -> JsonObject:
-        counts = self.reader.counts
-        return {
+        counts = self.counts
+        usage: JsonObject = {
             "input_tokens": counts.prompt,
             "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
             "output_tokens": counts.output,
             "output_tokens_details": {"reasoning_tokens": counts.thinking},
-            "total_tokens": counts.prompt + counts.output,
+            "total_tokens": (counts.prompt or 0) + (counts.output or 0),
         }
+        return {**usage, OURS: True} if counts.ours else usage
 
     def _item_of(self, item: OutputItem, whole: bool) -> JsonObject:
         """Return an item as the API has it; one that is not ``whole`` is empty as yet."""
@@ -167,7 +172,7 @@ class ResponsesAnswer(DialectAnswer):
             named = {"call_id": item.id, "name": tool.name, **set_fields(namespace=tool.namespace)}
             if tool.kind == "custom":
                 return {**shared, "type": "custom_tool_call", **named, "input": custom_input(text)}
-            return {**shared, "type": "function_call", **named, "arguments": text}
+            return {**shared, "type": "function_call", **named, "arguments": mended(text) if whole else ""}
         content = [_part(item, text)] if whole else []
         if item.kind == "thinking":
             return {**shared, "type": "reasoning", "summary": [], "content": content}

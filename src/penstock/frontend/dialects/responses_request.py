@@ -15,7 +15,8 @@ from penstock.frontend.dialects.body_fields import (
     set_fields,
     unserved,
 )
-from penstock.frontend.dialects.response_tools import ResponseTools, custom_arguments
+from penstock.frontend.dialects.call_arguments import custom_arguments, mended
+from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
@@ -140,7 +141,7 @@ def _call_of(item: JsonObject, kind: str, tools: ResponseTools, where: str) -> J
     name = tools.flat(needed(item, "name", str, where), field_of(item, "namespace", str, where))
     if kind == "custom_tool_call":
         return {"name": name, "arguments": custom_arguments(field_of(item, "input", str, where) or "")}
-    return {"name": name, "arguments": field_of(item, "arguments", str, where) or "{}"}
+    return {"name": name, "arguments": mended(field_of(item, "arguments", str, where) or "")}
 
 
 def _output_of(item: JsonObject, kind: str, where: str, left_out: list[str]) -> str | list[JsonObject]:

@@ -69,7 +69,7 @@ async def create(service: Service, caller: HttpExchange) -> None:
         body = msgspec.json.encode(answer.body())
         service.responses.put(StoredResponse(id, owner, before.session, body, messages))
 
-    answer = ResponsesAnswer(id, fields, tools, left_out, settle)
+    answer = ResponsesAnswer(id, fields, tools, left_out, request.prompt.isl, timing, settle)
     if not background:
         return await answer_chat(service, caller, _LABEL, request, answer, timing)
     unheard = ClientlessExchange(caller.id, caller.path, caller.name, caller.headers, remote=caller.remote)
