@@ -336,7 +336,7 @@ async def test_an_ending_process_hands_its_responses_to_a_peer(monkeypatch: pyte
         await response_reach.hand_over(s.service)
         taken = other.service.responses
         kept = taken.get(ids[0], "")
-        assert kept is not None and (kept.session, kept.body, kept.messages) == ("s0", b"x" * 20, b"[1]")
+        assert kept is not None and (kept.session, kept.body, kept.items) == ("s0", b"x" * 20, b"[1]")
         assert taken.get(ids[1], "") is None and taken.get(ids[1], "key") is not None
         failed = taken.get(ids[2], "")
         assert failed is not None and json.loads(failed.body)["status"] == "failed"

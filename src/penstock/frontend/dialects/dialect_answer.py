@@ -59,9 +59,7 @@ class DialectAnswer(ABC):
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the chat's stream and return those of ours."""
-        return b"".join(
-            b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(event)) for name, event in self._feed(data)
-        )
+        return encoded(self.events(data))
 
     def whole(self, body: bytes) -> bytes:
         """Return the body for a whole chat completion.
@@ -78,7 +76,8 @@ class DialectAnswer(ABC):
         self.settled()
         return msgspec.json.encode(self.body())
 
-    def _feed(self, data: bytes) -> Iterator[Event]:
+    def events(self, data: bytes) -> Iterator[Event]:
+        """Take bytes of the chat's stream and yield the events of ours."""
         if not self._begun:
             self._begun = True
             yield from self.opening()
@@ -172,6 +171,11 @@ class DialectAnswer(ABC):
 def _id_of(piece: AnswerPiece) -> str:
     """Return a call's id; some engines give it none, and its result needs one to be told apart."""
     return piece.id or new_id("call") if piece.kind == "call" else ""
+
+
+def encoded(events: Iterable[Event]) -> bytes:
+    """Return events as the bytes of a stream."""
+    return b"".join(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data)) for name, data in events)
 
 
 def new_id(kind: str) -> str:

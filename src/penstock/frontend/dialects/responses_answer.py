@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.body_fields import set_fields
-from penstock.frontend.dialects.call_arguments import custom_input, mended
-from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem
+from penstock.frontend.dialects.call_arguments import custom_arguments, custom_input, mended
+from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, encoded
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.prompt.context_overflow import CODE
@@ -16,6 +18,7 @@ _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 LEFT_OUT = "penstock_left_out"
 """Key of an answer's metadata: what of the request has no effect here."""
 _CODES = {400: "invalid_prompt", 413: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}
+_ENDS = ("completed", "incomplete", "failed")
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -204,6 +207,34 @@ class ResponsesAnswer(DialectAnswer):
 def _failure(failure: EngineFailure, status: int) -> JsonObject:
     code = failure.code if failure.code == CODE else _CODES.get(status, "server_error")
     return {"code": code, "message": failure.message}
+
+
+def replayed(response: JsonObject, after: int) -> bytes:
+    """Return the events of a stored response as its stream had them, those beyond a sequence number.
+
+    They are made by the way of any answer, from a chat that would have given these items.
+    """
+    tools = ResponseTools(response, [])
+    deltas: list[JsonObject] = []
+    for at, item in enumerate(response["output"]):
+        kind = item["type"]
+        if kind in ("message", "reasoning"):
+            text = "".join(part["text"] for part in item["content"])
+            deltas.append({"content" if kind == "message" else "reasoning_content": text})
+            continue
+        arguments = item["arguments"] if kind == "function_call" else custom_arguments(item["input"])
+        function = {"name": tools.flat(item["name"], item.get("namespace")), "arguments": arguments}
+        deltas.append({"tool_calls": [{"index": at, "id": item["call_id"], "function": function}]})
+    answer = ResponsesAnswer(response["id"], response, tools, (), 0, TokenTiming(), lambda answer: None)
+    answer._created = response["created_at"]
+    details = response["incomplete_details"] or {}
+    finish = next((why for why, name in _INCOMPLETE.items() if name == details.get("reason")), "stop")
+    choices: list[JsonObject] = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": finish}]
+    chunks = [b"data: %b\n\n" % msgspec.json.encode({"choices": [{"index": 0, **choice}]}) for choice in choices]
+    *events, (_, last) = answer.events(b"".join(chunks) + b"data: [DONE]\n\n")
+    kind = f"response.{response['status']}" if response["status"] in _ENDS else "response.incomplete"
+    events.append((kind, {**last, "type": kind, "response": response}))
+    return encoded(event for event in events if event[1]["sequence_number"] > after)
 
 
 def _part(item: OutputItem, text: str) -> JsonObject:

@@ -1,6 +1,6 @@
 """Responses request: turns a request of OpenAI's responses API into that of a chat completion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.frontend.dialects.body_fields import (
     unserved,
 )
 from penstock.frontend.dialects.call_arguments import custom_arguments, mended
+from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
@@ -53,7 +54,7 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     """Return the chat completion's body.
 
     Args:
-        history: messages of the conversation that it goes on.
+        history: items of the conversation that it goes on.
         left_out: gets what of the request has no effect here.
     Raises:
         ClientError: 400, naming the field.
@@ -65,7 +66,8 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     instructions = field_of(fields, "instructions", str)
     begun: list[JsonObject] = [{"role": "system", "content": instructions}] if instructions else []
     chat["model"] = needed(fields, "model", str)
-    chat["messages"] = [*begun, *history, *messages_of(fields, tools, left_out)]
+    messages = chat_messages(history, tools, []) + chat_messages(items_of(fields), tools, left_out)
+    chat["messages"] = begun + messages
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = field_of(fields, "max_output_tokens", int)
     text = field_of(fields, "text", dict) or {}
@@ -79,8 +81,8 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     return chat
 
 
-def messages_of(fields: JsonObject, tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
-    """Return the new messages of a request.
+def items_of(fields: JsonObject) -> list[JsonObject]:
+    """Return the new items of a request.
 
     Raises:
         ClientError: 400, naming the item.
@@ -88,7 +90,22 @@ def messages_of(fields: JsonObject, tools: ResponseTools, left_out: list[str]) -
     given = fields.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return chat_messages(objects_of(needed(fields, "input", list), "input"), tools, left_out)
+    return objects_of(needed(fields, "input", list), "input")
+
+
+def listed(items: Iterable[JsonObject]) -> Iterator[JsonObject]:
+    """Yield a request's items as the API lists them: each with an id, a status, and content in parts."""
+    for item in items:
+        kind, content = item.get("type") or "message", item.get("content")
+        if isinstance(content, str):
+            output = (
+                {"type": "output_text", "annotations": []}
+                if item.get("role") == "assistant"
+                else {"type": "input_text"}
+            )
+            content = [{**output, "text": content}]
+        named = {"id": item.get("id") or new_id("msg" if kind == "message" else "item"), "type": kind}
+        yield {"status": "completed", **item, **named, **set_fields(content=content)}
 
 
 def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
