@@ -13,7 +13,7 @@ from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 
 SMALL = ["--gpu", "h200", "--ttft", "500ms", "--itl", "20ms", "--jobs", "1"]
-LOAD = ["--rate", "8", "--isl", "3000", "--osl", "200", "--requests", "200", "--verify", "1"]
+LOAD = ["--rate", "8", "--isl", "3000", "--osl", "200", "--requests", "80", "--verify", "1"]
 
 
 def penstock(*arguments: str) -> Result:

@@ -265,7 +265,7 @@ def test_a_model_on_a_gpu_needs_no_config(tmp_path: Path) -> None:
     assert variant["requests"]["ok"] == 80
 
 
-COMPARED = [*SHORT, "--compare", "router.mode=kv,round_robin,random"]
+COMPARED = [*SHORT, "--compare", "router.mode=kv,random"]
 
 
 def without_clock(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -274,8 +274,8 @@ def without_clock(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_variants_side_by_side_come_to_the_same_in_the_same_order(tmp_path: Path) -> None:
     one_by_one = variants(tmp_path / "1", *COMPARED, "--jobs", "1")
-    at_once = variants(tmp_path / "3", *COMPARED, "--jobs", "3")
-    assert [one["variant"] for one in at_once] == [f"router.mode={mode}" for mode in ("kv", "round_robin", "random")]
+    at_once = variants(tmp_path / "2", *COMPARED, "--jobs", "2")
+    assert [one["variant"] for one in at_once] == [f"router.mode={mode}" for mode in ("kv", "random")]
     assert without_clock(at_once) == without_clock(one_by_one)
     for name in ("requests.jsonl", "decisions.jsonl", "metrics.csv", "simulate.json"):
         texts = [[Path(one["wall_run"], name).read_text() for one in found] for found in (one_by_one, at_once)]

@@ -12,6 +12,7 @@ from aiohttp import web
 from lightkube import AsyncClient, KubeConfig
 from lightkube.resources.apps_v1 import Deployment
 
+from penstock.adapters.connectors import webhook
 from penstock.adapters.connectors.kubernetes.api_access import ApiAccess
 from penstock.adapters.connectors.kubernetes.kubernetes_connector import KubernetesConnector
 from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
@@ -268,7 +269,8 @@ async def test_a_pool_that_is_not_there_is_a_problem_and_no_error(harness):
     assert await harness.obey() == {"prefill": 1, "decode": 1}
 
 
-async def test_an_outage_is_a_problem_of_each_pool_and_looking_says_so(harness):
+async def test_an_outage_is_a_problem_of_each_pool_and_looking_says_so(harness, monkeypatch):
+    monkeypatch.setattr(webhook, "BACKOFF", 0.01)
     await harness.connector.look()
     await harness.fail()
     async with asyncio.timeout(20):

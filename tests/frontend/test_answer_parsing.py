@@ -1,15 +1,16 @@
 """Calls and reasoning parsed here: in streams, whole answers and broken ones, over the frontend on a socket."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.frontend.exchange.spoken_message import SpokenMessage
-from penstock.frontend.exchange.transcript import chunks_of
 from tests.frontend.parsers.answers import WEATHER
-from tests.frontend.stand import Reply, Stand, stand
+from tests.frontend.stand import Reply, Stand, chunk, stand
 
 CALL = '<think>hm</think>I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in WEATHER.items()]
@@ -144,3 +145,29 @@ async def test_an_engine_with_parsers_of_its_own_is_left_alone() -> None:
         s.engines[0].reply = writes(CALL)
         message, _, _ = await asked(s, tool_choice="auto")
         assert message["content"] == CALL and json.loads(s.engines[0].bodies[0])["tool_choice"] == "auto"
+
+
+async def test_a_client_hears_something_while_a_call_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05)
+    async with stand(card=CARD) as s:
+        heard = asyncio.Event()
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"content": "I look."}) + chunk({"content": CALL.partition("I look.")[2][:40]}))
+            while not heard.is_set():  # the call grows, and no token of it may go out
+                await response.write(chunk({"content": " "}))
+                await asyncio.sleep(0.01)
+            await response.write(chunk({"content": CALL.partition("I look.")[2][40:]}, finish="stop"))
+            await response.write(b"data: [DONE]\n\n")
+            return response
+
+        s.engines[0].reply = slow
+        answer = await s.chat(tools=TOOLS, stream=True)
+        body = b""
+        while body.count(b": waiting\n\n") < 3:
+            body += await answer.content.readany()
+        assert b"tool_calls" not in body
+        heard.set()
+        assert b"get_weather" in await answer.read()

@@ -2,15 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.http.event_stream import chunks_of
-from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, UpstreamSettings
-from penstock.router.settings import RouterSettings
+from penstock.router.settings import QueueSettings, RouterSettings
 from tests.frontend.raw import connect, read_answer
 from tests.frontend.stand import ENGINE, Reply, answer, answer_well, chunk, eventually, stand
 from tests.security.attacks import post
@@ -136,6 +137,44 @@ async def test_engine_500_is_retried_and_then_502() -> None:
         answer = await s.chat()
         assert answer.status == 502
         assert "boom" in (await answer.json())["error"]["message"]
+
+
+def broken(how: str) -> Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]:
+    """Return an engine that breaks, in one way, at prompts that begin with "poison"."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not body["messages"][0]["content"].startswith("poison"):
+            return await answer_well(request, body)
+        if how == "500":
+            return web.json_response({"error": {"message": "CUDA error"}}, status=500)
+        if how == "hangs up":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        code = {"no code": {}, "a text": {"code": "internal"}}[how]
+        await response.write(b"data: " + json.dumps({"error": {"message": "boom", **code}}).encode() + b"\n\n")
+        return response
+
+    return reply
+
+
+@pytest.mark.parametrize("how", ["500", "hangs up", "no code", "a text"])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_prompt_at_which_every_engine_breaks_harms_nobody_else(how: str, streamed: bool) -> None:
+    async with stand(3) as s:
+        for engine in s.engines:
+            engine.reply = broken(how)
+        assert (await s.chat("well")).status == 200
+        for number in range(12):  # four calls of a client that tries each three times
+            assert (await s.chat(f"poison {number}", stream=streamed)).status in (500, 502)
+            assert (await s.chat(f"well {number}")).status == 200
+        lost = [record for record in s.records if record.outcome == "failed"]
+        assert [record.attempts for record in lost] == [2] * 12, "no third worker gets it"
+        assert all("it failed alike on e" in record.reason for record in lost)
+        workers = s.service.cluster.status().workers
+        assert [worker.breaker for worker in workers] == ["closed"] * 3
 
 
 async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> None:
@@ -306,7 +345,7 @@ async def test_silent_engine_is_given_up() -> None:
 
 
 async def test_heartbeat_keeps_a_quiet_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.exchange.attempt.HEARTBEAT", 0.05)
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05)
     async with stand() as s:
 
         async def quiet(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -316,6 +355,97 @@ async def test_heartbeat_keeps_a_quiet_stream_alive(monkeypatch: pytest.MonkeyPa
         body = await (await s.chat(stream=True)).read()
         assert b": waiting\n\n" in body
         assert body.replace(b": waiting\n\n", b"").endswith(b"data: [DONE]\n\n")
+
+
+QUIET = {
+    "/v1/chat/completions": (b": waiting\n\n", b"data: [DONE]"),
+    "/v1/messages": (b"event: ping\n", b"event: message_stop"),
+    "/v1/responses": (b"event: response.in_progress\n", b"event: response.completed"),
+}
+"""What each API's clients count as a sign of life, and what ends its stream."""
+
+
+@pytest.mark.parametrize("path", QUIET)
+async def test_a_client_hears_something_before_the_first_token_and_the_answer_may_still_move(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05)
+    alive, end = QUIET[path]
+    async with stand(2) as s:
+        heard = asyncio.Event()
+
+        async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await heard.wait()
+            return web.json_response({"error": {"message": "boom"}}, status=500)
+
+        s.engines[0].reply = failing
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        for _ in range(2):
+            response = await s.http.post(path, json={**body, "input": "a"})
+            assert response.status == 200 and response.content_type == "text/event-stream"
+            if not s.engines[0].bodies:
+                await response.read()
+                continue
+            said = b""
+            while said.count(alive) < 4:
+                said += await response.content.readany()
+            heard.set()
+            said += await response.read()
+            assert b"t4 " in said and end in said
+            break
+        else:
+            raise AssertionError("nothing went to the first engine")
+        assert s.records[-1].attempts == 2 and s.records[-1].outcome == "ok"
+
+
+@pytest.mark.parametrize("path", QUIET)
+async def test_a_refusal_after_the_streams_begin_is_an_event_in_the_apis_own_words(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05)
+    async with stand() as s:
+        heard = asyncio.Event()
+
+        async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await heard.wait()
+            return web.json_response({"error": {"message": "no such tool"}}, status=400)
+
+        s.engines[0].reply = refusing
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        response = await s.http.post(path, json={**body, "input": "a"})
+        assert response.status == 200
+        heard.set()
+        last = json.loads((await response.read()).rsplit(b"data: ", 1)[1])
+        error = last["response"]["error"] if path == "/v1/responses" else last["error"]
+        assert "no such tool" in error["message"] and "{" not in error["message"]
+        assert error.get("type", error["code"] if path == "/v1/responses" else "") in (
+            "invalid_request_error",
+            "invalid_prompt",
+        )
+        assert s.records[0].status == 400 and s.records[0].fault == "client"
+
+
+async def test_a_request_that_waits_in_the_queue_is_not_silent_and_a_whole_answer_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05)
+    router = RouterSettings(queue=QueueSettings(start_wait=30.0))
+    settings = ClusterSettings(models={"m": ModelSettings(pools={"main": PoolSettings()})}, router=router)
+    async with stand(settings=settings) as s:
+        s.leave("e0")
+        await eventually(lambda: not s.service.cluster.status().workers)
+        response = await s.chat(stream=True)
+        assert await response.content.readexactly(11) == b": waiting\n\n"
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await asyncio.sleep(0.5)
+            return await answer_well(request, body)
+
+        s.engines[0].reply = slow
+        whole = asyncio.create_task(s.chat())
+        s.join(s.engines[0], epoch=2)
+        assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        assert (await (await whole).json())["choices"]
 
 
 async def test_other_separators_and_split_events_pass() -> None:
@@ -711,6 +841,47 @@ async def test_an_engines_retry_after_is_passed_on(status: int) -> None:
             engine.reply = later
         response = await s.chat()
         assert (response.status, response.headers["retry-after"]) == (status, "37")
+
+
+@pytest.mark.parametrize("path", QUIET)
+@pytest.mark.parametrize("engine", ["vllm", "openai"])
+async def test_a_field_of_ours_that_an_engine_refuses_is_left_out_from_then_on(path: str, engine: str) -> None:
+    async with stand(2, card={"engine": engine}) as s:
+
+        async def strict(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            for name in ("return_token_ids", "stream_options"):
+                if name in body:
+                    extra = {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"}
+                    return web.json_response({"detail": [extra]}, status=422)
+            return await answer_well(request, body)
+
+        s.engines[0].reply = strict
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        for _ in range(4):
+            response = await s.http.post(path, json={**body, "input": "a"})
+            assert response.status == 200 and QUIET[path][1] in await response.read()
+        refused = 2 if engine == "vllm" else 1
+        assert len(s.engines[0].bodies) == 2 + refused and len(s.engines[1].bodies) == 2
+        assert "stream_options" in json.loads(s.engines[1].bodies[-1])
+        assert [(record.outcome, record.attempts, record.osl) for record in s.records] == [("ok", 1, 5)] * 4
+        s.join(s.engines[0], engine=engine, epoch=2)
+        before = len(s.engines[0].bodies)
+        while len(s.engines[0].bodies) == before:
+            await (await s.http.post(path, json={**body, "input": "a"})).read()
+        assert len(s.engines[0].bodies) == before + refused + 1, "another engine there is asked anew"
+
+
+async def test_a_field_of_the_clients_own_that_an_engine_refuses_is_the_clients_matter() -> None:
+    async with stand() as s:
+
+        async def strict(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "no stream_options here"}}, status=400)
+
+        s.engines[0].reply = strict
+        for _ in range(2):
+            answer = await s.chat(stream=True, stream_options={"include_usage": True})
+            assert answer.status == 400 and "stream_options" in await answer.text()
+        assert len(s.engines[0].bodies) == 2
 
 
 def writes(*pieces: bytes) -> Reply:

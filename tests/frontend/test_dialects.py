@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.frontend.dialects import messages_request, response_reach, responses_request
 from penstock.frontend.dialects.dialect_answer import DialectAnswer
@@ -19,6 +20,7 @@ from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.dialects.system_messages import folded
+from penstock.frontend.exchange.spoken_message import SpokenMessage
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import sse_error
 from penstock.frontend.prompt.context_overflow import CODE
@@ -26,7 +28,7 @@ from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
 from penstock.kernel.errors import ClientError
 from tests.frontend.scripted_answers import CALLS, USAGE, script
-from tests.frontend.stand import chunk, stand
+from tests.frontend.stand import chunk, eventually, stand
 from tests.frontend.test_migration import cut, engines
 
 DOC = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
@@ -76,8 +78,7 @@ def test_a_stream_cut_anywhere_gives_the_same_bytes(which: str, size: int) -> No
     whole, cut = answer_of(which), answer_of(which)
     expected = whole.feed(STREAM)
     got = b"".join(cut.feed(STREAM[at : at + size]) for at in range(0, len(STREAM), size))
-    ping = b'event: ping\ndata: {"type":"ping"}\n\n'  # a silence is marked where it is, and the whole has none
-    assert expected.count(b"event: ") > 10 and got.replace(ping, b"") == expected.replace(ping, b"")
+    assert expected.count(b"event: ") > 10 and got == expected
     assert [(item.kind, item.id, item.name, item.text) for item in cut.items] == [
         ("thinking", "", "", "hm"),
         ("text", "", "", "It rains."),
@@ -471,3 +472,194 @@ async def test_a_wrong_key_and_an_unknown_model_have_anthropics_shape_too() -> N
             assert got.status == 401 and (await got.json())["error"]["type"] == "authentication_error"
         unknown = await s.http.post("/v1/messages", json={**MESSAGE, "model": "no"}, headers={"x-api-key": "right"})
         assert unknown.status == 404 and (await unknown.json())["error"]["type"] == "not_found_error"
+
+
+def fragment(index: Any = None, id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:
+    """Return a fragment of a call, without what it does not say."""
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {key: value for key, value in (("index", index), ("id", id), ("function", function)) if value is not None}
+
+
+A, B, ARGUMENTS = ("call_a", "weather"), ("call_b", "time"), ('{"city": ', '"Oslo"}')
+TEXT, THOUGHT = {"content": "\n"}, {"reasoning_content": "hm"}
+FRAGMENTED: dict[str, list[dict[str, Any]]] = {
+    "one after the other": [
+        fragment(0, *A), fragment(0, arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
+        fragment(1, *B), fragment(1, arguments=ARGUMENTS[0]), fragment(1, arguments=ARGUMENTS[1]),
+    ],
+    "in turns": [
+        fragment(0, *A), fragment(1, *B), fragment(0, arguments=ARGUMENTS[0]), fragment(1, arguments=ARGUMENTS[0]),
+        fragment(0, arguments=ARGUMENTS[1]), fragment(1, arguments=ARGUMENTS[1]),
+    ],
+    "the second begins first": [
+        fragment(1, *B), fragment(0, *A), fragment(1, arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[0]),
+        fragment(1, arguments=ARGUMENTS[1]), fragment(0, arguments=ARGUMENTS[1]),
+    ],
+    "all at index 0": [
+        fragment(0, *A, arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
+        fragment(0, *B, arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
+    ],
+    "at index 0 with their ids in every fragment": [
+        fragment(0, *A, arguments=ARGUMENTS[0]), fragment(0, *A, arguments=ARGUMENTS[1]),
+        fragment(0, *B, arguments=ARGUMENTS[0]), fragment(0, *B, arguments=ARGUMENTS[1]),
+    ],
+    "without an index": [
+        fragment(None, *A, arguments=ARGUMENTS[0]), fragment(arguments=ARGUMENTS[1]),
+        fragment(None, *B, arguments=ARGUMENTS[0]), fragment(arguments=ARGUMENTS[1]),
+    ],
+    "without an index, in turns": [
+        fragment(None, *A), fragment(None, *B), fragment(None, A[0], arguments=ARGUMENTS[0]),
+        fragment(None, B[0], arguments=ARGUMENTS[0]), fragment(None, A[0], arguments=ARGUMENTS[1]),
+        fragment(None, B[0], arguments=ARGUMENTS[1]),
+    ],
+    "whole and at index 0": [
+        fragment(0, *A, arguments="".join(ARGUMENTS)), fragment(0, *B, arguments="".join(ARGUMENTS)),
+    ],
+    "the name in the second fragment": [
+        fragment(0, A[0]), fragment(0, name=A[1], arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
+        fragment(1, B[0], arguments=""), fragment(1, name=B[1]), fragment(1, arguments="".join(ARGUMENTS)),
+    ],
+    "the id in the second fragment": [
+        fragment(0, name=A[1]), fragment(0, A[0], arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
+        fragment(1, name=B[1]), fragment(1, B[0]), fragment(1, arguments="".join(ARGUMENTS)),
+    ],
+    "arguments as objects": [
+        fragment(0, *A, arguments={"city": "Oslo"}), fragment(1, *B, arguments={"city": "Oslo"}),
+    ],
+    "null where something is left out": [
+        {"index": 0, "id": A[0], "function": {"name": A[1], "arguments": None}},
+        {"index": 0, "id": None, "function": {"name": None, "arguments": "".join(ARGUMENTS)}},
+        {"index": 1, "id": B[0], "function": {"name": B[1], "arguments": "".join(ARGUMENTS)}},
+    ],
+}  # fmt: skip
+
+
+def calls_of(which: str, answer: DialectAnswer, body: bytes) -> list[tuple[str, str, Any]]:
+    """Return the calls of a stream's events, put together as clients of the API do, in the order of their ids."""
+    open_blocks: dict[int, list[Any]] = {}
+    found: list[tuple[str, str, Any]] = []
+    for event in chunks_of(body):
+        kind = event["type"]
+        if kind in ("content_block_start", "response.output_item.added"):
+            assert not open_blocks, "two blocks are open"
+            block = event.get("content_block") or event["item"]
+            open_blocks[event.get("index", event.get("output_index"))] = [block, ""]
+        elif kind in ("content_block_delta", "response.function_call_arguments.delta"):
+            delta = event["delta"] if isinstance(event["delta"], str) else event["delta"].get("partial_json", "")
+            open_blocks[event.get("index", event.get("output_index"))][1] += delta
+        elif kind in ("content_block_stop", "response.output_item.done"):
+            block, text = open_blocks.pop(event.get("index", event.get("output_index")))
+            if block["type"] in ("tool_use", "function_call"):
+                found.append((block.get("call_id") or block["id"], block["name"], json.loads(text)))
+            if which == "responses" and block["type"] == "function_call":
+                assert event["item"]["arguments"] == text and event["item"]["name"] == block["name"]
+    assert not open_blocks
+    return sorted(found)
+
+
+@pytest.mark.parametrize("which", ["messages", "responses"])
+@pytest.mark.parametrize("between", [None, TEXT, THOUGHT])
+@pytest.mark.parametrize("how", FRAGMENTED)
+def test_calls_in_fragments_are_the_same_calls_whole(how: str, between: dict[str, Any] | None, which: str) -> None:
+    stream = chunk({"role": "assistant", "content": ""})
+    for piece in FRAGMENTED[how]:
+        stream += chunk({"tool_calls": [piece]}) + (chunk(between) if between else b"")
+    stream += chunk({}, finish="tool_calls") + b"data: [DONE]\n\n"
+    made = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": "".join(ARGUMENTS)}}
+        for id, name in (A, B)
+    ]
+    choice = {"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": made}}
+    whole = json.loads(answer_of(which).whole(json.dumps({"choices": [choice]}).encode()))
+    expected = [
+        (item["id"], item["name"], item["input"])
+        if which == "messages"
+        else (item["call_id"], item["name"], json.loads(item["arguments"]))
+        for item in whole["content" if which == "messages" else "output"]
+    ]
+    answer = answer_of(which)
+    assert calls_of(which, answer, answer.feed(stream)) == expected == [(*A, {"city": "Oslo"}), (*B, {"city": "Oslo"})]
+    spoken = SpokenMessage()
+    spoken.take(stream)
+    message = spoken.message(streamed=True)
+    assert message is not None
+    assert (
+        sorted(
+            (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in message["tool_calls"]
+        )
+        == expected
+    )
+
+
+def test_a_call_goes_out_as_it_comes_and_the_next_one_when_it_is_whole() -> None:
+    answer = answer_of("messages")
+    answer.feed(chunk({"tool_calls": [fragment(0, *A)]}))
+    assert b"city" in answer.feed(chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[0])]}))
+    assert answer.feed(chunk({"tool_calls": [fragment(1, *B)]})) == b""
+    assert b"call_b" in answer.feed(chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[1])]}))
+
+
+THINKING = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Paris"}]
+
+
+@pytest.mark.parametrize("which", ["messages", "responses"])
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"content": THINKING}, [("thinking", "hm"), ("text", "Paris")]),
+        ({"content": ["Par", {"type": "text", "text": "is"}]}, [("text", "Paris")]),
+        ({"content": {"type": "text", "text": "Paris"}}, [("text", "Paris")]),
+        ({"content": None, "refusal": "No."}, [("text", "No.")]),
+        ({"reasoning": "hm", "content": "Paris"}, [("thinking", "hm"), ("text", "Paris")]),
+        ({"tool_calls": [{"id": 7, "index": None, "function": {"name": "f", "arguments": {"a": 1}}}]},
+         [("call", '{"a": 1}')]),
+        ({"tool_calls": [{"id": "a", "name": "f", "arguments": {}}]}, [("call", "{}")]),
+        ({"function_call": {"name": "f", "arguments": "{}"}}, [("call", "{}")]),
+    ],
+)  # fmt: skip
+def test_other_types_are_read(which: str, streamed: bool, said: dict[str, Any], expected: list[Any]) -> None:
+    answer = answer_of(which)
+    if streamed:
+        answer.feed(chunk(said) + chunk({}, finish="stop") + b"data: [DONE]\n\n")
+    else:
+        answer.whole(json.dumps({"choices": [{"index": None, "message": said, "finish_reason": "stop"}]}).encode())
+    assert [(item.kind, item.text) for item in answer.items] == expected
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("said", [{"content": 7}, {"content": [{"type": "hologram"}]}, {"tool_calls": ["f"]}])
+async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bool, said: dict[str, Any]) -> None:
+    async with stand() as s:
+
+        async def strange(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if not streamed:
+                return web.json_response({"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]})
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk(said) + chunk({}, finish="stop") + b"data: [DONE]\n\n")
+            return response
+
+        s.engines[0].reply = strange
+        answer = await s.http.post(path, json={**MESSAGE, "input": "x", "stream": streamed})
+        assert answer.status == 200 if streamed else answer.status in (500, 502)
+        assert b"be read" in await answer.read()
+        await eventually(lambda: s.records)
+        assert (s.records[0].outcome, s.records[0].fault) == ("failed", "engine")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"choices": null}', b"Internal Server Error", b""])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+async def test_a_whole_answer_that_is_none_is_the_engines_fault(path: str, body: bytes) -> None:
+    async with stand() as s:
+
+        async def strange(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            return web.Response(body=body, content_type="application/json")
+
+        s.engines[0].reply = strange
+        answer = await s.http.post(path, json={**MESSAGE, "input": "x"})
+        assert answer.status in (500, 502)
+        await eventually(lambda: s.records)
+        assert (s.records[0].outcome, s.records[0].fault, s.records[0].status) == ("failed", "engine", 502)

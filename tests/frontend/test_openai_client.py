@@ -11,7 +11,7 @@ from penstock.adapters.engines.sim import sim_server
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.engine.settings import SimSettings
 from tests.frontend.scripted_answers import CALLS, script
-from tests.frontend.stand import Stand, answer, stand
+from tests.frontend.stand import Stand, answer, eventually, stand
 from tests.frontend.test_overflow_clients import client
 
 pytestmark = pytest.mark.slow
@@ -245,7 +245,7 @@ async def test_a_background_response_is_retrieved_and_cancelled() -> None:
         assert got.status == "completed" and got.output_text == "t0 t1 t2 t3 t4 "
         s.engines[0].reply = lambda request, body: answer(request, body, 5000, gap=0.02)
         endless = await openai.responses.create(model="m", input="x", background=True)
-        await asyncio.sleep(0.1)
+        await eventually(lambda: len(s.engines[0].bodies) == 2)
         assert (await openai.responses.cancel(endless.id)).status == "cancelled"
         await asyncio.wait_for(s.engines[0].hung_up.wait(), 5)
         assert (await openai.responses.retrieve(endless.id)).status == "cancelled"

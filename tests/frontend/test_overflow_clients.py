@@ -1,6 +1,7 @@
 """Do the clients people use go on to a larger model when ours is too small? LiteLLM and LangChain themselves."""
 
 import importlib
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ OURS = "penstock itself"
 
 def client(name: str) -> Any:
     """Return a client's package, or skip."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the internet for prices, three times
     try:
         return importlib.import_module(name)
     except ImportError:

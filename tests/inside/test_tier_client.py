@@ -166,7 +166,10 @@ def test_a_refusal_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         model="m", dtype="d", layout="l", block_tokens=1, hash_algorithm="h", region=str(region), rows=1, row_bytes=ROW
     )
     client = TierClient(str(path), hello)
-    time.sleep(0.2)
+    end = time.monotonic() + 10.0
+    while len(tiers.messages) < 4:  # it has asked again
+        assert time.monotonic() < end
+        time.sleep(0.002)
     assert not client.connected
     client.close()
     tiers.close()

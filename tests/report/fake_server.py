@@ -14,9 +14,10 @@ Script = Callable[[int, dict[str, Any]], "Answer"]
 
 @dataclass
 class Answer:
-    """What the server does with one request."""
+    """What the server does with one request; its tokens come once ``after`` requests are there."""
 
     status: int = 200
+    after: int = 0
     chunks: list[int] = field(default_factory=lambda: [1, 4, 4])
     gap: float = 0.005
     usage: bool = True
@@ -60,6 +61,8 @@ async def fake_server(script: Script | None = None, models: tuple[str, ...] = ("
         await response.prepare(request)
         if answer.hang:
             await asyncio.sleep(30)
+        while len(server.bodies) < answer.after:
+            await asyncio.sleep(0.005)
         chat = "messages" in body
         isl = len(body["prompt"]) if not chat else sum(len(each["content"]) for each in body["messages"])
         sent = 0

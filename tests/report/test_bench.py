@@ -74,7 +74,7 @@ async def test_a_trace_is_sent_as_planned_and_counted(tmp_path: Path, trace: Pat
 
 async def test_arrivals_do_not_wait_for_answers(tmp_path: Path, trace: Path) -> None:
     """No answer comes before all requests are there: a closed loop would never end."""
-    async with fake_server(lambda number, _: Answer(chunks=[1, 1], gap=0.4)) as server:
+    async with fake_server(lambda number, _: Answer(chunks=[1, 1], after=20)) as server:
         outcome = await run(options(server, tmp_path, trace=trace))
         assert outcome.summary.ok == 20
         arrived = [record.arrival for record in records_of(outcome)]

@@ -14,6 +14,7 @@ from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStore
 from penstock.router.kv_index import engine_hash_map
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.runtime.kv_events.engine_blocks import EngineBlocks
+from tests.depth import deep
 
 SIZE, CHAINS, DEPTH = 4, 6, 5
 TARGET = Target(WorkerId("w"), 0)
@@ -89,7 +90,7 @@ def index(*, native: bool) -> ExactIndex:
     return made
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(deep(60)))
 def test_random_announcements_end_as_a_model_of_them_says(seed: int) -> None:
     rng, told = random.Random(seed), Told()
     direct, early, kept = index(native=False), index(native=True), EngineBlocks(CARD)

@@ -237,7 +237,7 @@ TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(max_examples=deep(60), stateful_step_count=40)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(deep(60)))
 def test_a_long_random_history_agrees_with_the_radix_tree(seed: int) -> None:
     """Histories that hypothesis is too patient for: some hundred events each, mostly on known prefixes."""
     rng = random.Random(seed)

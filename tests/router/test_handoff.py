@@ -1,5 +1,6 @@
 """Prefill on one worker, decode on another: which way a request goes, and that nothing stays held."""
 
+import msgspec
 import pytest
 
 from penstock.kernel.machine import MILLISECOND, SECOND, Wake, Woken
@@ -239,9 +240,10 @@ def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget(monkeypatc
     world.post(Finished(id=R, attempt=2, tokens=1))
     other = RequestId("s")
     first = only(world.post(arrived("s", prompt(3))), Dispatch)
-    second = only(world.post(Failed(id=other, attempt=1, reason="it broke", retryable=True)), Dispatch)
+    failed = Failed(id=other, attempt=1, reason="connection refused", retryable=True, received=False)
+    second = only(world.post(failed), Dispatch)
     assert second.stage == "prefill" and second.target != first.target, "the budget is spent: another prefill worker"
-    third = only(world.post(Failed(id=other, attempt=2, reason="it broke", retryable=True)), Dispatch)
+    third = only(world.post(msgspec.structs.replace(failed, attempt=2)), Dispatch)
     assert third.stage == "aggregated", "there is no third prefill worker"
 
 
@@ -344,7 +346,8 @@ def test_a_worker_that_says_it_could_not_fetch_is_not_blamed_for_a_holder_that_d
         assert (again.stage, again.target.worker) == ("aggregated", "d0"), "it computes what it could not fetch"
     assert world.router.roster.workers["d0"].breaker.failures == 0
     late = Failed(id=RequestId(ids[0]), attempt=3, reason="server error", retryable=True, status=500)
-    world.post(late)
+    again = only(world.post(late), Dispatch)
+    world.post(FirstToken(id=RequestId(ids[0]), attempt=again.attempt))
     assert world.router.roster.workers["d0"].breaker.failures == 1, "what it does by itself is its own"
 
 

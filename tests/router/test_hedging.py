@@ -65,7 +65,7 @@ def test_both_may_fail_and_a_third_worker_is_tried() -> None:
     world = hedged("a", "b", "c")
     late(world)
     world.post(Failed(id=R, attempt=1, reason="reset", retryable=True))
-    third = only(world.post(Failed(id=R, attempt=2, reason="reset", retryable=True)), Dispatch)
+    third = only(world.post(Failed(id=R, attempt=2, reason="boom", retryable=True, status=500)), Dispatch)
     assert third.attempt == 3 and len({d.target for d in world.effects if isinstance(d, Dispatch)}) == 3
 
 

@@ -110,7 +110,7 @@ def test_a_worker_that_failed_and_came_back_may_try_again() -> None:
     world = RouterWorld(card("a"), card("b"), attempts_max=3)
     world.post(arrived("r"))
     first = world.sent("r").target.worker
-    world.post(Failed(id=R, attempt=1, reason="refused", retryable=True))
+    world.post(Failed(id=R, attempt=1, reason="refused", retryable=True, received=False))
     world.post(WorkerJoined(card=card(str(first), epoch=2)))
-    world.post(Failed(id=R, attempt=2, reason="refused", retryable=True))
+    world.post(Failed(id=R, attempt=2, reason="refused", retryable=True, received=False))
     assert world.sent("r").target.worker == first and world.sent("r").attempt == 3

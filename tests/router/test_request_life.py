@@ -28,7 +28,8 @@ R = RequestId("r")
 
 
 def failed(attempt: int = 1, *, retryable: bool = True, **changes: object) -> Failed:
-    return Failed(id=R, attempt=attempt, reason="connection refused", retryable=retryable, **changes)  # type: ignore[arg-type]
+    more = {"received": False, **changes}
+    return Failed(id=R, attempt=attempt, reason="connection refused", retryable=retryable, **more)  # type: ignore[arg-type]
 
 
 def test_a_request_is_placed_answered_and_closed_once() -> None:
@@ -279,38 +280,175 @@ class TestQueue:
         assert only(effects, Closed).id == "s"
 
 
+def fails(
+    world: RouterWorld, name: str, status: int | None = None, received: bool = True, after: float = 0.0
+) -> Closed:
+    """Let a request fail at every worker that it is sent to, and return its end."""
+    ended = [effect for effect in world.post(arrived(name), after=after) if isinstance(effect, Closed)]
+    attempt = 0
+    while not ended:
+        attempt += 1
+        event = Failed(
+            id=RequestId(name), attempt=attempt, reason="boom", retryable=True, status=status, received=received
+        )
+        ended = [effect for effect in world.post(event) if isinstance(effect, Closed)]
+    return ended[0]
+
+
+def answered(world: RouterWorld, name: str) -> str:
+    """Let a request be answered, and return by which worker."""
+    target = only(world.post(arrived(name)), Dispatch).target
+    world.post(Finished(id=RequestId(name), attempt=1, tokens=1))
+    return target.worker
+
+
+def breakers(world: RouterWorld) -> list[str]:
+    return [worker.breaker for worker in world.router.status(world.now).workers]
+
+
 class TestBreaker:
     settings = BreakerSettings(failures=2, open_for=5.0)
 
-    def test_failures_in_a_row_take_a_worker_out_and_one_success_brings_it_back(self) -> None:
-        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
+    def opened(self) -> RouterWorld:
+        """Return workers of which a's breaker has opened: it refused two connections."""
+        world = RouterWorld(card("a"), card("b"), mode="round_robin", breaker=self.settings)
         for name in ("r1", "r2"):
-            world.post(arrived(name))
-            world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
-        closed = only(world.post(arrived("r3")), Closed)
-        assert closed.status == 503 and closed.retry_after == 5.0 and "breaker" in closed.reason
-        only(world.post(arrived("probe"), after=5.0), Dispatch)
-        assert only(world.post(arrived("other")), Closed).status == 503  # one tries at a time
+            world.post(arrived(name, preferences=Preferences(worker=WorkerId("a"))))
+            refused = Failed(id=RequestId(name), attempt=1, reason="refused", retryable=False, received=False)
+            world.post(refused)
+        assert breakers(world) == ["open", "closed"]
+        return world
+
+    def try_it(self, world: RouterWorld, name: str, after: float = 0.0) -> Dispatch:
+        """Send a request that b may not have, so that it goes to a where that is no longer open."""
+        wish = Preferences(allowed=(WorkerId("a"), WorkerId("b")), worker=WorkerId("a"))
+        return only(world.post(arrived(name, preferences=wish), after=after), Dispatch)
+
+    def test_failures_take_a_worker_out_and_one_success_brings_it_back(self) -> None:
+        world = self.opened()
+        assert {answered(world, f"s{n}") for n in range(8)} == {"b"}
+        self.try_it(world, "probe", after=5.0)
+        assert {answered(world, f"t{n}") for n in range(8)} == {"b"}, "one tries at a time"
         world.post(FirstToken(id=RequestId("probe"), attempt=1))
-        only(world.post(arrived("next")), Dispatch)
+        assert {answered(world, f"u{n}") for n in range(8)} == {"a", "b"}
 
     def test_a_failed_try_doubles_the_wait(self) -> None:
-        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
-        for name in ("r1", "r2"):
-            world.post(arrived(name))
-            world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
-        world.post(arrived("probe"), after=5.0)
-        world.post(Failed(id=RequestId("probe"), attempt=1, reason="reset", retryable=True))
-        assert only(world.post(arrived("r3")), Closed).retry_after == 10.0
+        world = self.opened()
+        self.try_it(world, "probe", after=5.0)
+        world.post(Failed(id=RequestId("probe"), attempt=1, reason="reset", retryable=False, received=False))
+        until = world.router.roster.workers[WorkerId("a")].breaker.until
+        assert until is not None and until - world.now == 10 * SECOND
 
     def test_a_client_that_leaves_the_try_lets_another_try(self) -> None:
-        world = RouterWorld(card("a"), breaker=self.settings, attempts_max=1)
-        for name in ("r1", "r2"):
-            world.post(arrived(name))
-            world.post(Failed(id=RequestId(name), attempt=1, reason="reset", retryable=True))
-        world.post(arrived("probe"), after=5.0)
+        world = self.opened()
+        self.try_it(world, "probe", after=5.0)
         world.post(Cancelled(id=RequestId("probe")))
-        only(world.post(arrived("again")), Dispatch)
+        assert {answered(world, f"t{n}") for n in range(8)} == {"a", "b"}
+
+
+class TestBlame:
+    @pytest.mark.parametrize("status", [500, 501, None])
+    def test_a_request_that_fails_alike_on_two_workers_is_at_fault_and_tried_no_further(
+        self, status: int | None
+    ) -> None:
+        world = RouterWorld(*(card(name) for name in "abcd"), attempts_max=4)
+        closed = fails(world, "poison", status)
+        assert closed.attempts == 2 and "failed alike on" in closed.reason
+        assert closed.status == (status or 502)
+        assert sum(worker.failures for worker in world.router.roster) == 1, "it counts once"
+
+    @pytest.mark.parametrize("status", [500, None])
+    def test_such_requests_open_no_breaker_of_workers_that_answer_others(self, status: int | None) -> None:
+        world = RouterWorld(card("a"), card("b"), mode="round_robin")
+        by = [answered(world, f"good{n}") for n in range(8)]
+        assert set(by) == {"a", "b"}
+        for n in range(60):  # four of five requests: what a client's own retries make of one in three
+            assert fails(world, f"poison{n}", status, after=0.25).attempts == 2
+            if n % 4 == 0:
+                by.append(answered(world, f"more{n}"))
+        assert breakers(world) == ["closed", "closed"] and set(by[8:]) == {"a", "b"}
+
+    def test_two_broken_workers_are_found_all_the_same(self) -> None:
+        """Nothing but failures tells them from two such requests: then it is the workers."""
+        world = RouterWorld(card("a"), card("b"), card("c"))
+        broken = {"a", "b"}
+        ends = []
+        for n in range(60):
+            name = RequestId(f"r{n}")
+            target = only(world.post(arrived(name), after=0.2), Dispatch)
+            while target.target.worker in broken:
+                event = Failed(id=name, attempt=target.attempt, reason="CUDA error", retryable=True, status=500)
+                effects = world.post(event)
+                closed = [effect for effect in effects if isinstance(effect, Closed)]
+                if closed:
+                    ends.append(closed[0].status)
+                    break
+                target = only(effects, Dispatch)
+            else:
+                world.post(Finished(id=name, attempt=target.attempt, tokens=1))
+                ends.append(200)
+        assert ends[-30:] == [200] * 30, "its breakers and the third worker answer"
+
+    def test_a_worker_is_blamed_once_another_has_answered_what_it_failed(self) -> None:
+        world = RouterWorld(card("a"), card("b"))
+        first = only(world.post(arrived("r")), Dispatch).target.worker
+        world.post(failed(1, status=500, received=True))
+        assert sum(worker.failures for worker in world.router.roster) == 0
+        world.post(FirstToken(id=R, attempt=2))
+        assert [w.card.id for w in world.router.roster if w.failures] == [first]
+
+    def test_two_failures_that_differ_are_two_workers_faults(self) -> None:
+        world = RouterWorld(card("a"), card("b"), card("c"))
+        world.post(arrived("r"))
+        world.post(failed(1, status=500, received=True))
+        assert only(world.post(failed(2, status=None, received=True)), Dispatch).attempt == 3
+        world.post(FirstToken(id=R, attempt=3))
+        assert sum(worker.failures for worker in world.router.roster) == 2
+
+    def test_a_request_that_failed_elsewhere_is_not_the_one_that_tries(self) -> None:
+        world = RouterWorld(card("a"), card("b"), card("c"), breaker=BreakerSettings(failures=1, open_for=1.0))
+        wish = Preferences(worker=WorkerId("a"))
+        world.post(arrived("down", preferences=wish))
+        world.post(Failed(id=RequestId("down"), attempt=1, reason="refused", retryable=False, received=False))
+        world.post(arrived("r", preferences=Preferences(allowed=(WorkerId("b"), WorkerId("c")))), after=2.0)
+        second = only(world.post(failed(1, status=500, received=True)), Dispatch)
+        assert second.target.worker != "a"
+        poison = world.router.requests[R].unproven
+        assert poison is not None
+
+    def test_a_try_that_fails_alike_elsewhere_says_nothing_about_the_worker(self) -> None:
+        world = RouterWorld(card("a"), card("b"), mode="round_robin", breaker=BreakerSettings(failures=1, open_for=1.0))
+        down = Preferences(worker=WorkerId("a"))
+        world.post(arrived("down", preferences=down))
+        world.post(Failed(id=RequestId("down"), attempt=1, reason="refused", retryable=False, received=False))
+        breaker = world.router.roster.workers[WorkerId("a")].breaker
+        until = breaker.until
+        if only(world.post(arrived("r"), after=2.0), Dispatch).target.worker != "a":  # whose turn it is not
+            world.post(Finished(id=R, attempt=1, tokens=1))
+            assert only(world.post(arrived("r")), Dispatch).target.worker == "a"
+        assert breaker.trying
+        assert only(world.post(failed(1, status=500, received=True)), Dispatch).target.worker == "b"
+        assert only(world.post(failed(2, status=500, received=True)), Closed).status == 500
+        assert breaker.until == until and not breaker.trying, "another one may try"
+
+    def test_no_breaker_excludes_the_last_workers_of_a_model_and_a_finding_says_so(self) -> None:
+        world = RouterWorld(card("a"), card("b"), breaker=BreakerSettings(failures=1, open_for=5.0))
+        assert fails(world, "down", received=False).status == 502
+        assert breakers(world) == ["open", "open"]
+        status = world.router.status(world.now)
+        assert any("breakers are open" in finding.text for finding in status.findings) and status.models[0].ready
+        sent = only(world.post(arrived("good")), Dispatch)
+        assert "no other worker is left" in sent.decision.reason
+        world.post(WorkerDraining(worker=WorkerId("a"), epoch=1))
+        assert only(world.post(arrived("more")), Dispatch).target.worker == "b"
+
+    def test_nor_the_only_worker_that_can_take_a_request(self) -> None:
+        world = RouterWorld(card("a"), card("b"), breaker=BreakerSettings(failures=1, open_for=5.0))
+        wish = Preferences(worker=WorkerId("a"))
+        world.post(arrived("down", preferences=wish))
+        world.post(Failed(id=RequestId("down"), attempt=1, reason="refused", retryable=False, received=False))
+        assert breakers(world) == ["open", "closed"] and answered(world, "other") == "b"
+        assert only(world.post(arrived("r", preferences=wish)), Dispatch).target.worker == "a"
 
 
 def test_every_phase_but_the_last_can_be_closed() -> None:

@@ -52,7 +52,7 @@ def test_a_roster_survives_a_snapshot() -> None:
     roster = Roster()
     worker = roster.join(card("a", labels={"zone": "x"}), ready=True, now=5)
     assert worker is not None
-    worker.breaker.failed(SECOND, BreakerSettings(failures=1))
+    worker.breaker.failed(SECOND, 0, BreakerSettings(failures=1))
     worker.cordons.append("operator")
     worker.speed = (0.0, 1e-4, 0.0, 1e-6)
     other = Roster()
@@ -63,13 +63,26 @@ def test_a_roster_survives_a_snapshot() -> None:
 def test_a_breaker_opens_lets_one_try_and_closes() -> None:
     settings = BreakerSettings(failures=2, open_for=1.0)
     breaker = CircuitBreaker()
-    assert not breaker.failed(0, settings) and breaker.failed(0, settings)
+    assert not breaker.failed(0, 0, settings) and breaker.failed(0, 0, settings)
     assert breaker.state(0) == "open" and not breaker.allows(0)
     assert breaker.state(SECOND) == "half_open" and breaker.allows(SECOND)
-    breaker.dispatched()
+    breaker.dispatched(SECOND)
     assert not breaker.allows(SECOND), "one at a time"
-    breaker.succeeded()
+    assert breaker.succeeded(SECOND, settings)
     assert breaker.state(SECOND) == "closed" and breaker.failures == 0
+
+
+def test_a_breaker_opens_where_half_of_the_last_requests_fail_and_not_below() -> None:
+    settings = BreakerSettings(failures=5)
+    breaker = CircuitBreaker()
+    for _ in range(200):
+        opened = breaker.failed(0, 0, settings)
+        breaker.succeeded(0, settings)
+        breaker.succeeded(0, settings)
+        assert not opened and breaker.until is None, "a third of its requests"
+    breaker = CircuitBreaker()
+    opened = [breaker.succeeded(0, settings) or breaker.failed(0, 0, settings) for _ in range(5)]
+    assert opened == [False] * 4 + [True], "every second one"
 
 
 def test_the_wait_doubles_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,17 +92,19 @@ def test_the_wait_doubles_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> No
     now = 0
     waits = []
     for _ in range(4):
-        breaker.dispatched()
-        breaker.failed(now, settings)
+        breaker.dispatched(now)
+        breaker.failed(now, now, settings)
         assert breaker.until is not None
         waits.append((breaker.until - now) / SECOND)
         now = breaker.until
     assert waits == [1.0, 2.0, 3.0, 3.0]
 
 
-def test_failures_of_requests_sent_before_it_opened_do_not_lengthen_the_wait() -> None:
+def test_requests_sent_before_it_opened_neither_lengthen_the_wait_nor_end_it() -> None:
     settings = BreakerSettings(failures=1, open_for=1.0)
     breaker = CircuitBreaker()
-    breaker.failed(0, settings)
+    breaker.failed(0, 0, settings)
     until = breaker.until
-    assert not breaker.failed(1, settings) and breaker.until == until
+    assert not breaker.failed(1, 0, settings) and breaker.until == until
+    assert not breaker.failed(SECOND, 0, settings) and breaker.until == until, "not even where another one tries now"
+    assert not breaker.succeeded(0, settings) and breaker.until == until

@@ -429,7 +429,7 @@ async def test_changed_knobs_count_in_every_process_all_that_came_at_once():
     store = MemoryStore(space)
     await store.put(SETTINGS + "router.breaker.open_for", msgspec.json.encode(SettingSpec(value="soon", by="x")))
     await store.put(SETTINGS + "router.mode", msgspec.json.encode(SettingSpec(value="random", by="x")))
-    changes = [SettingChange("router.breaker.failures", 3, 7)]
+    changes = [SettingChange("router.breaker.failures", 5, 7)]
     await desire_settings(store, changes, "key-1")
     task = asyncio.create_task(tuning.run())
     await until(lambda: took)
@@ -440,6 +440,6 @@ async def test_changed_knobs_count_in_every_process_all_that_came_at_once():
     assert took[1] == (7, 9.0, ["router.breaker.open_for"], "key-2")
     await store.delete(SETTINGS + "router.breaker.failures")
     await until(lambda: len(took) == 3)
-    assert took[2][:2] == (3, 9.0), "without the wish it is as it was at the start"
+    assert took[2][:2] == (5, 9.0), "without the wish it is as it was at the start"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,10 +1,10 @@
-"""Where do the vLLM tests get their environment and their model from? Without them they are skipped by name.
+"""Where do the vLLM tests get their environment, their models and the server that they share? Else they are skipped.
 
-`make test-vllm` makes both. ``attached`` runs two servers that Penstock did not start and ``seeing`` one after the
-other, ``children``, ``handoff`` and ``planned`` some that it did, ``profiled`` measures one of the former (its soak one
-of the latter), and ``tiers`` has one after the other. But for a while in ``handoff``, and for the three roles in
-``seeing``, a test has no more than two up at once: each takes 2 GB, and up to three minutes to start. ``adapters`` has
-one, with LoRA adapters that are loaded while it runs.
+`make test-vllm` makes the first two. ``attached``, ``profiled`` and ``test_front_door`` run on one server of the whole
+session, beside which ``attached`` has a second. ``adapters``, ``children`` and ``handoff`` each have servers that
+Penstock starts for the whole folder. The others need flags, models or states of their own, and start what they need one
+after the other. But for a while in ``handoff``, and for the three roles in ``seeing``, a test has no more than two up
+at once beside the shared one: each takes 2 GB, and up to three minutes to start.
 """
 
 import fcntl
@@ -42,8 +42,10 @@ if not VENV:
     ]  # one skip says it for all: test_environment.py
 
 
-SHARING = ("adapters", "attached", "children", "handoff")
+SHARING = ("adapters", "children", "handoff")
 """Folders whose files share servers; the others' files may be run beside each other."""
+SHARED = ("attached", "profiled", "test_front_door.py")
+"""What runs on the server that is the session's."""
 QUIET = ("attached", "planned", "profiled")
 """Folders whose tests take times, or keep both cores busy: they need the machine to themselves."""
 
@@ -60,9 +62,11 @@ class OneProcessPerServer(LoadScopeScheduling):
     """Tests that share a server run in one process (xdist's own groups do nothing with pytest 9.2)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        folder = PurePath(file).parent.name
-        return folder if file.startswith("tests/vllm/") and folder in SHARING else file
+        file = PurePath(nodeid.partition("::")[0])
+        if not file.is_relative_to("tests/vllm"):
+            return str(file)
+        part = file.parts[2]
+        return "shared" if part in SHARED else part if part in SHARING else str(file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

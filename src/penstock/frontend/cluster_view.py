@@ -37,6 +37,7 @@ class RequestTicket(Protocol):
         retry_after: float | None = None,
         resume: Resume | None = None,
         leaving: bool = False,
+        received: bool = True,
         attempt: int | None = None,
         served_by: WorkerId | None = None,
     ) -> None: ...

@@ -229,7 +229,7 @@ class PickedRequest:
             return self._refused(self.status, bytes(self._answer))
         tap = self._tap if self._watched else None
         if tap is not None:
-            if not tap.at_boundary:
+            if self.job.parsed is not None:
                 tap.feed(b"\n\n")  # the last event may lack its blank line
             if tap.error is not None or not (tap.done or tap.finished or self.job.parsed is None):
                 return self.broken("the engine's stream ended before its answer was whole")

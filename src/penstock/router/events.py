@@ -145,6 +145,8 @@ class Failed(Event, frozen=True, kw_only=True):
     resume: Resume | None = None
     leaving: bool = False
     """The engine refuses work because it is ending, whatever its health says."""
+    received: bool = True
+    """The engine had the request, which may be what broke it; False where no connection to it came about."""
     served_by: WorkerId | None = None
     """The worker to which a gateway sent the request after this one did not take it."""
 

@@ -184,12 +184,13 @@ class BreakerSettings(Settings, frozen=True):
     failures: Annotated[
         int,
         Knob(
-            "Failures in a row that open a worker's breaker; lower reacts faster, trusts less.",
+            "Failures among a worker's last requests, twice as many, that open its breaker: half of them failed. Lower "
+            "reacts faster, trusts less.",
             unit="count",
             gt=0,
             live=True,
         ),
-    ] = 3
+    ] = 5
     open_for: Annotated[
         float,
         Knob(

@@ -198,7 +198,8 @@ class EffectHandlers:
         worker = self._fleet.workers.get(effect.target.worker)
         if worker is None or worker.card.epoch != effect.card.epoch:
             gone = "connection refused: it is gone"
-            return ((now, ROUTER, routing.Failed(id=effect.id, attempt=effect.attempt, reason=gone, retryable=True)),)
+            failed = routing.Failed(id=effect.id, attempt=effect.attempt, reason=gone, retryable=True, received=False)
+            return ((now, ROUTER, failed),)
         opened = self.open[effect.id]
         key = f"{effect.id}.{effect.attempt}"
         worker.running[key] = effect.id

@@ -20,6 +20,7 @@ from penstock.planner.forecast.warm_up import TraceInterval, intervals, warm_up
 from penstock.planner.policies import make
 from penstock.planner.policies.policy_inputs import predictor_of
 from penstock.planner.settings import PlannerSettings
+from tests.depth import deep
 
 
 def told(predictor, values) -> list[float]:
@@ -99,7 +100,7 @@ def test_arima_whose_model_fails_tells_the_last_value_and_counts_why(monkeypatch
     assert predictor.predict() == 3 and predictor.failures == {"FloatingPointError": 1}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(deep(3)))
 def test_arima_follows_a_level_shift(seed):
     pytest.importorskip("pmdarima", reason="pmdarima is not installed")
     predictor, noise = ArimaPredictor(), random.Random(seed)

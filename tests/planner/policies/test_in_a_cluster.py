@@ -27,7 +27,10 @@ INPUTS = PolicyInputs(slo=SLO, speeds={"": {"prefill": KNOWN, "decode": KNOWN, "
 SECONDS, CEILING = 300.0, 8
 FLOOD, FLOODED = 120.0, 2
 POLICIES = ["load-classic", "sla-classic", "throughput-fpm", "load-fpm", "load-fpm-1.6", "hybrid"]
-QUICK = {("load-classic", "aggregated"), ("sla-classic", "disaggregated"), ("hybrid", "disaggregated")}
+QUICK = {
+    *(("slo", layout) for layout in ("aggregated", "disaggregated")),
+    *(("load-classic", "aggregated"), ("sla-classic", "disaggregated"), ("hybrid", "disaggregated")),
+}
 """Each takes seconds, so the others are among the slow ones."""
 LAYOUTS = {"aggregated": {"main": "aggregated"}, "disaggregated": {"prefill": "prefill", "decode": "decode"}}
 
@@ -106,7 +109,7 @@ def without_passes(seen: Observation) -> Observation:
     return replace(seen, models=models)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["aggregated", pytest.param("disaggregated", marks=pytest.mark.slow)])
 def test_speeds_are_learnt_from_answers_alone_where_engines_tell_nothing(layout):
     """Two GPUs to begin with would not do for the ramp's top, and what is learnt is nearly as good as being told."""
     records, ticks = run("slo", layout, told=False)
@@ -121,14 +124,19 @@ def test_speeds_are_learnt_from_answers_alone_where_engines_tell_nothing(layout)
     assert sum(pool.target for pool in ticks[-1].pools.values()) < top
 
 
-@pytest.mark.parametrize(
-    ("policy", "layout"),
-    [
-        pytest.param(policy, layout, marks=() if (policy, layout) in QUICK else pytest.mark.slow)
-        for policy in POLICIES
-        for layout in LAYOUTS
-    ],
-)
+def in_each_layout(*policies: str) -> pytest.MarkDecorator:
+    """Parametrize by policy and layout; those that are not `QUICK` are slow."""
+    return pytest.mark.parametrize(
+        ("policy", "layout"),
+        [
+            pytest.param(policy, layout, marks=() if (policy, layout) in QUICK else pytest.mark.slow)
+            for policy in policies
+            for layout in LAYOUTS
+        ],
+    )
+
+
+@in_each_layout(*POLICIES)
 def test_replicas_follow_a_ramp_within_the_ceiling_and_no_request_is_lost(policy, layout):
     records, ticks = run(policy, layout)
     assert len(records) == len(ramp())
@@ -151,8 +159,7 @@ def test_thresholds_do_too(target):
     assert {tick.policy for tick in ticks} == {f"thresholds-{target}"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("policy", ["slo", *POLICIES])
+@in_each_layout("slo", *POLICIES)
 def test_above_the_ceiling_nothing_breaks_and_service_is_back_after_it(policy, layout):
     """Requests run into their deadline in queues, in prefills and in hand-offs; the books hold all the same."""
     sent = flood()

@@ -10,8 +10,8 @@ from tests.engine.models import LLAMA_8B
 
 
 def question(*, ttft: float = 0.5, itl: float = 0.02, **fields: Any) -> PlanRequest:
-    """Return a checked request: Qwen3-8B on h200 at 20 requests/s, unless something else is given."""
-    lengths = {} if "trace" in fields else {"rate": 20.0, "prompt": "3000", "answer": "300"}
+    """Return a checked request: Qwen3-8B on h200 for 300 requests at 20 a second, unless something else is given."""
+    lengths = {} if "trace" in fields else {"rate": 20.0, "prompt": "3000", "answer": "300", "requests": 300}
     usual: dict[str, Any] = {"model": "Qwen3-8B", "gpus": ("h200",), **lengths}
     return checked_request(PlanRequest(slo=Slo(ttft=ttft, itl=itl), **{**usual, **fields}))
 

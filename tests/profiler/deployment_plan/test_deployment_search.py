@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_no_candidate_and_says_why() -> None:
     catalog = EngineCatalog(request, traffic_of(request))
     assert not any(catalog.candidates.values()) and not catalog.idle
     assert "can be used" in catalog.refused["l40s"][0]
-    longest = question(model="Qwen3-32B", gpus=("h100",), prompt="40000", max_gpus=1)
+    longest = question(model="Qwen3-32B", gpus=("h100",), prompt="40000", max_gpus=1, requests=100)
     assert "the longest request has 40,300" in EngineCatalog(longest, traffic_of(longest)).refused["h100"][0]
 
 

@@ -57,24 +57,24 @@ def test_the_limit_of_gpus_ends_the_corrections(tmp_path: Path) -> None:
     assert not done.meets and done.deployment.gpus <= 2
 
 
-@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
-def test_the_written_config_is_valid_and_simulates_to_the_same_share(tmp_path: Path, mode: str) -> None:
+def test_the_written_configs_are_valid_and_simulate_to_the_same_share(tmp_path: Path) -> None:
     model = model_folder(tmp_path)
     request = question(model=str(model), rate=15.0, requests=300)
     outcome = plan(request, output=tmp_path / "plan", jobs=1)
     traffic = traffic_of(request)
-    number, best = next((n, each) for n, each in enumerate(outcome.best) if each.deployment.mode == mode)
-    config = tmp_path / "plan" / ("penstock.yaml" if number == 0 else f"deployment-{number + 1}.yaml")
-    loaded = load(config, files=True).settings
-    pools = loaded.models["my-model"].pools
-    assert {pool.role: pool.replicas for pool in pools.values()} == {
-        pool.role: pool.replicas for pool in best.deployment.pools
-    }
-    assert (loaded.slo.ttft, loaded.slo.itl) == (0.5, 0.02)
-    options = SimulateOptions(config=str(config), out=tmp_path / "again", html=False, json=True)
-    (variant,) = variants_of(options)
-    again = run(options, partial(iter, traffic.requests), variant)
-    assert again.summary.goodput_share == best.attainment
+    for mode in ("aggregated", "disaggregated"):
+        number, best = next((n, each) for n, each in enumerate(outcome.best) if each.deployment.mode == mode)
+        config = tmp_path / "plan" / ("penstock.yaml" if number == 0 else f"deployment-{number + 1}.yaml")
+        loaded = load(config, files=True).settings
+        pools = loaded.models["my-model"].pools
+        assert {pool.role: pool.replicas for pool in pools.values()} == {
+            pool.role: pool.replicas for pool in best.deployment.pools
+        }
+        assert (loaded.slo.ttft, loaded.slo.itl) == (0.5, 0.02)
+        options = SimulateOptions(config=str(config), out=tmp_path / mode, html=False, json=True)
+        (variant,) = variants_of(options)
+        again = run(options, partial(iter, traffic.requests), variant)
+        assert again.summary.goodput_share == best.attainment
     assert outcome.page is not None and Path(outcome.page).is_file()
 
 

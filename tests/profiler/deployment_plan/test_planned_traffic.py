@@ -28,7 +28,7 @@ def busy_and_quiet(path: Path) -> str:
 
 
 def test_made_traffic_has_its_rate_and_lengths_and_is_the_same_each_time() -> None:
-    one, other = traffic_of(question(rate=20.0)), traffic_of(question(rate=20.0))
+    one, other = (traffic_of(question(rate=20.0, requests=None)) for _ in range(2))
     assert list(one.requests) == list(other.requests) and len(one.requests) >= REQUESTS_LEAST
     assert one.rate == 20.0 and one.prompt == pytest.approx(3000) and one.answer == pytest.approx(300)
     assert len(one.requests) / one.seconds == pytest.approx(20.0, rel=0.1)

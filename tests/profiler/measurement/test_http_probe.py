@@ -55,6 +55,7 @@ def decodes(seqs: int, sample: ProbeSample) -> bool:
     return near(TIMING.decode(round(seqs * sample.context), seqs), sample.seconds)
 
 
+@pytest.mark.quiet
 async def test_a_live_engines_timing_is_recovered(http: aiohttp.ClientSession) -> None:
     async with simulated_servers(1, SETTINGS) as (server,):
         probe = HttpProbe(http, await card_of(http, server))

@@ -196,14 +196,14 @@ def test_traffic_that_can_not_be_split_is_refused(tmp_path: Path) -> None:
 def test_a_planner_of_the_config_plans_in_the_trials(tmp_path: Path) -> None:
     planned = PLAIN + "planner: {enabled: true, budget: {max_gpus: 4}}\nslo: {ttft: 1s, itl: 40ms}\n"
     vary = ["--vary", "planner.slo.miss_cost=1,200"]
-    done = tune(tmp_path, planned, "--rate", "6", "--duration", "300", "--trials", "4", *vary, "--json")
+    done = tune(tmp_path, planned, "--rate", "6", "--duration", "300", "--trials", "2", *vary, "--json")
     assert done.exception is None, done.exception
     rows = json.loads(done.stdout)["settings"]
     assert all(row["searched"]["gpu_hours"] < 4 * 210 / 3600 for row in rows)
 
 
 def test_every_trial_has_the_config_that_came_on_standard_input(tmp_path: Path) -> None:
-    given = ["-", "--workload", "chat", "--rate", "6", "--duration", "20", "--trials", "4", "--out", str(tmp_path)]
+    given = ["-", "--workload", "chat", "--rate", "6", "--duration", "20", "--trials", "2", "--out", str(tmp_path)]
     two, one = (
         CliRunner().invoke(command, [*given, *more], standalone_mode=False, input=PLAIN)
         for more in (["--jobs", "2", "--json"], ["--jobs", "1", "--json"])

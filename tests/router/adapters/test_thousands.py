@@ -25,6 +25,7 @@ from penstock.router.router import Router
 from penstock.router.settings import QueueSettings
 from penstock.testing import RouterWorld, arrived, card
 from penstock.testing.router_world import MODEL
+from tests.depth import deep
 
 ADAPTERS = 5_000
 WORKERS, SLOTS = 4, 6
@@ -58,7 +59,7 @@ class Engines:
                 self.running.pop(effect.id, None)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(deep(2)))
 def test_no_adapter_in_use_is_unloaded_and_no_capacity_is_exceeded(seed: int) -> None:
     rng = random.Random(seed)
     cards = [card(f"w{number}", adapter_slots=SLOTS) for number in range(WORKERS)]

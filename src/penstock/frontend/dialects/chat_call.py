@@ -93,4 +93,5 @@ async def answer_chat(
     if service.exchanges.warming.open:
         service.exchanges.warming.overtaken(request.parsed)
     translated = TranslatedExchange(caller, answer, shape)
-    await carry(translated, service, request.resolved, request.job(label), request.prompt, timing)
+    job = request.job(label, adds_usage=request.parsed.stream)
+    await carry(translated, service, request.resolved, job, request.prompt, timing)

@@ -1,26 +1,27 @@
 """Chat reader: reads a chat completion's answer, streamed or whole, as pieces of thinking, text and tool calls."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_in
-from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
+from penstock.adapters.engines.http.event_stream import DONE, object_in, payload_of, split_events
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
+from penstock.frontend.exchange.upstream_request import error_text
+from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.streamed_calls import StreamedCall, StreamedCalls
+from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
 
-PieceKind = Literal["thinking", "text", "call"]
+PieceKind = Literal["thinking", "text", "call", "quiet"]
+"""``quiet`` stands for a comment line, which keeps a silent stream open."""
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer. ``place``: which of the tool calls; ``id`` and ``name`` come with a call's first piece."""
+    """A piece of an answer; ``call``: the tool call that it belongs to."""
 
     kind: PieceKind
     text: str
-    place: int = 0
-    id: str = ""
-    name: str = ""
+    call: StreamedCall | None = None
 
 
 class TokenCounts(NamedTuple):
@@ -32,41 +33,6 @@ class TokenCounts(NamedTuple):
     thinking: int = 0
     ours: bool = False
     """Whether some were counted here."""
-
-
-class _CalledFunction(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ChatCall(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    function: _CalledFunction | None = None
-
-
-class _ChatSpeech(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_ChatCall] | None = None
-
-
-class _ChatChoice(msgspec.Struct):
-    index: int = 0
-    delta: _ChatSpeech | None = None
-    message: _ChatSpeech | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class _ChatChunk(msgspec.Struct):
-    choices: list[_ChatChoice] = []
-    usage: JsonObject | None = None
-    error: Any = None
-
-
-_decoder = msgspec.json.Decoder(_ChatChunk)
 
 
 class ChatReader:
@@ -82,9 +48,8 @@ class ChatReader:
         """Why the stream broke off."""
         self.done = False
         """Whether the end mark came."""
-        self.quiet = 0
-        """Comment lines, which keep a silent stream open."""
         self._tail = b""
+        self._calls: StreamedCalls | None = StreamedCalls()
 
     def feed(self, data: bytes) -> Iterator[AnswerPiece]:
         """Take bytes of a stream."""
@@ -92,63 +57,55 @@ class ChatReader:
         for event in events:
             payload = payload_of(event)
             if not payload:
-                self.quiet += 1
+                yield AnswerPiece("quiet", "")
             elif payload == DONE:
                 self.done = True
             else:
-                yield from self._pieces(_decoded(payload))
+                yield from self._pieces(payload)
 
     def whole(self, body: bytes) -> Iterator[AnswerPiece]:
         """Read a whole answer.
 
         Raises:
-            msgspec.DecodeError: it is no chat completion.
+            EngineError: it is no chat completion.
         """
-        yield from self._pieces(_decoder.decode(body))
+        yield from self._pieces(body)
         self.done = True
 
-    def _pieces(self, chunk: _ChatChunk | None) -> Iterator[AnswerPiece]:
+    def _pieces(self, payload: bytes) -> Iterator[AnswerPiece]:
+        chunk = object_in(payload)
         if chunk is None:
+            raise EngineError(f"the engine's answer is no chat completion: {error_text(payload)}")
+        if chunk.get("error"):
+            self.error = failure_in(chunk)
             return
-        if chunk.error is not None:
-            self.error = failure_in({"error": chunk.error})
-            return
-        if chunk.usage is not None:
-            self.counts = _counts(chunk.usage)
-        for choice in chunk.choices:
-            if choice.index:
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self.counts = _counts(usage)
+        for choice in chunk.get("choices") or ():
+            if not isinstance(choice, dict):
+                raise EngineError(f"the engine's answer has a choice that can't be read: {error_text(payload)}")
+            if choice.get("index") not in (None, 0, "0"):
                 continue
-            speech = choice.delta or choice.message
-            if speech is not None:
-                yield from _pieces_of(speech)
-            self.finish = choice.finish_reason or self.finish
-            if isinstance(choice.stop_reason, str):
-                self.stop = choice.stop_reason
+            yield from self._speech(choice.get("delta") or {})
+            message = choice.get("message")
+            if message is not None:
+                self._calls = None  # whole calls need no putting together: each is one
+                yield from self._speech(message)
+            self.finish = choice.get("finish_reason") or self.finish
+            stop = choice.get("stop_reason")
+            if isinstance(stop, str):
+                self.stop = stop
 
-
-def _pieces_of(speech: _ChatSpeech) -> Iterator[AnswerPiece]:
-    thinking = speech.reasoning_content or speech.reasoning
-    if thinking:
-        yield AnswerPiece("thinking", thinking)
-    if speech.content:
-        yield AnswerPiece("text", speech.content)
-    for place, call in enumerate(speech.tool_calls or ()):
-        function = call.function or _CalledFunction()
-        yield AnswerPiece(
-            "call",
-            function.arguments or "",
-            place if call.index is None else call.index,
-            call.id or "",
-            function.name or "",
-        )
-
-
-def _decoded(payload: bytes) -> _ChatChunk | None:
-    """Return a stream's chunk; None for what is none, such as an engine's own event."""
-    try:
-        return _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    def _speech(self, message: JsonObject) -> Iterator[AnswerPiece]:
+        speech = speech_in(message)
+        if speech.thinking:
+            yield AnswerPiece("thinking", speech.thinking)
+        if speech.text:
+            yield AnswerPiece("text", speech.text)
+        for fragment in speech.calls:
+            calls = self._calls or StreamedCalls()
+            yield AnswerPiece("call", fragment.arguments, calls.take(fragment))
 
 
 def _counts(usage: JsonObject) -> TokenCounts:

@@ -13,7 +13,7 @@ import msgspec
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind, TokenCounts
 from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.kernel.errors import EngineError
+from penstock.frontend.parsers.streamed_calls import StreamedCall
 from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.values import JsonObject
 
@@ -26,18 +26,39 @@ OURS = "penstock_counted"
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of an answer."""
+    """An item of an answer; ``call``: of its kind ``call``."""
 
     kind: PieceKind
     index: int
-    place: int
-    id: str
-    name: str
+    call: StreamedCall | None = None
     pieces: list[str] = field(default_factory=list)
+    sent: int = 0
+    """Pieces that the client has."""
+    over: bool = False
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def id(self) -> str:
+        """A call's id."""
+        return "" if self.call is None else self.call.id
+
+    @property
+    def name(self) -> str:
+        """A call's name."""
+        return "" if self.call is None else self.call.name
+
+    @property
+    def begins(self) -> bool:
+        """Whether the events that begin it can say what it is: name and id may come after a call's first fragment."""
+        return self.call is None or bool(self.name and (self.id or self.pieces))
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing of it can follow once another item has begun."""
+        return self.call is None or self.call.complete
 
 
 class DialectAnswer(ABC):
@@ -54,6 +75,8 @@ class DialectAnswer(ABC):
         self.reader = ChatReader()
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
+        self._closed = 0
+        """Items whose events are all out; those behind the open one wait."""
         self._begun = False
         self._over = False
 
@@ -67,11 +90,10 @@ class DialectAnswer(ABC):
         Raises:
             EngineError: it is none.
         """
-        try:
-            for piece in self.reader.whole(body):
-                self._item(piece).pieces.append(piece.text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EngineError(f"the engine's answer is no chat completion: {error}") from None
+        for piece in self.reader.whole(body):
+            self._take(piece)
+        for item in self.items:
+            self._identify(item)
         self._over = True
         self.settled()
         return msgspec.json.encode(self.body())
@@ -81,38 +103,64 @@ class DialectAnswer(ABC):
         if not self._begun:
             self._begun = True
             yield from self.opening()
-        quiet = self.reader.quiet
         for piece in self.reader.feed(data):
-            before = self._open
-            item = self._item(piece)
-            if item is not before:
-                if before is not None:
-                    yield from self.closed(before)
-                yield from self.opened(item)
-            if piece.text:
-                item.pieces.append(piece.text)
-                yield from self.grown(item, piece.text)
-        if self.reader.quiet > quiet:
-            yield from self.quiet()
+            if piece.kind == "quiet":
+                yield from self.quiet()
+                continue
+            self._take(piece)
+            yield from self._say(final=False)
         if self._over or not (self.reader.done or self.reader.error):
             return
         self._over = True
+        if self.reader.error is None:
+            yield from self._say(final=True)
         self.settled()
         if self.reader.error is not None:
             yield from self.failed(self.reader.error)
             return
-        if self._open is not None:
-            yield from self.closed(self._open)
         yield from self.ending()
 
-    def _item(self, piece: AnswerPiece) -> OutputItem:
-        """Return the item that a piece belongs to: the open one, or a new one."""
-        item = self._open
-        if item is None or item.kind != piece.kind or (piece.kind == "call" and item.place != piece.place):
-            item = OutputItem(piece.kind, len(self.items), piece.place, _id_of(piece), piece.name)
+    def _take(self, piece: AnswerPiece) -> None:
+        """Put a piece into the item that it belongs to: its call's, the newest one, or a new one."""
+        if piece.call is not None:
+            item = next((item for item in reversed(self.items) if item.call is piece.call), None)
+        else:
+            item = self.items[-1] if self.items and self.items[-1].kind == piece.kind else None
+        if item is None:
+            item = OutputItem(piece.kind, len(self.items), piece.call)
             self.items.append(item)
-            self._open = item
-        return item
+        if piece.text and not item.over:
+            item.pieces.append(piece.text)
+
+    def _say(self, *, final: bool) -> Iterator[Event]:
+        """Yield the events of what can be said: one item after the other, as their APIs have only one open at a time.
+
+        Args:
+            final: nothing more will come.
+        """
+        while self._closed < len(self.items):
+            item = self.items[self._closed]
+            if self._open is None:
+                if not (final or item.begins):
+                    return
+                self._identify(item)
+                self._open = item
+                yield from self.opened(item)
+            for text in item.pieces[item.sent :]:
+                yield from self.grown(item, text)
+            item.sent = len(item.pieces)
+            if not final and (item is self.items[-1] or not item.ends):
+                return
+            item.over = True
+            yield from self.closed(item)
+            self._open = None
+            self._closed += 1
+
+    @staticmethod
+    def _identify(item: OutputItem) -> None:
+        """Give a call an id where its engine gave none: its result needs one to be told apart."""
+        if item.call is not None:
+            item.call.id = item.call.id or new_id("call")
 
     @property
     def counts(self) -> TokenCounts:
@@ -166,11 +214,6 @@ class DialectAnswer(ABC):
     @abstractmethod
     def body(self) -> JsonObject:
         """Return the whole answer."""
-
-
-def _id_of(piece: AnswerPiece) -> str:
-    """Return a call's id; some engines give it none, and its result needs one to be told apart."""
-    return piece.id or new_id("call") if piece.kind == "call" else ""
 
 
 def encoded(events: Iterable[Event]) -> bytes:

@@ -93,7 +93,7 @@ def chat_of(fields: JsonObject, left_out: list[str], *, counted: bool = False) -
         schema = needed(format, "schema", dict, "output_config.format.")
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     if fields.get("stream"):
-        chat |= {"stream": fields["stream"], "stream_options": {"include_usage": True}}
+        chat["stream"] = fields["stream"]
     return chat
 
 

@@ -97,7 +97,8 @@ class ResponsesAnswer(DialectAnswer):
         yield self._event("response.failed", response=self.body())
 
     def quiet(self) -> Iterable[Event]:
-        return ()  # the API has no event for that, and its clients read no silence as an end
+        # The API has no event for that. Codex gives up a stream without events for 300 s, whatever comments come.
+        yield self._event("response.in_progress", response=self.response("in_progress"))
 
     def fail(self, failure: EngineFailure, status: int) -> None:
         """The answer never began."""

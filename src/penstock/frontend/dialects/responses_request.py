@@ -77,7 +77,7 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     if effort is not None:
         chat["reasoning_effort"] = effort
     if fields.get("stream"):
-        chat |= {"stream": fields["stream"], "stream_options": {"include_usage": True}}
+        chat["stream"] = fields["stream"]
     return chat
 
 

@@ -64,7 +64,7 @@ async def create(service: Service, caller: HttpExchange) -> None:
         tools = ResponseTools(fields, left_out)
         chat = with_one_system(service, chat_of(fields, before.items, tools, left_out))
     if background:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+        chat["stream"] = True
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
     request = await read_chat(service, chat, left_out, {_SESSION: before.session, **caller.headers}, timing)
 

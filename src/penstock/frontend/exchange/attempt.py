@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
-from penstock.adapters.engines.http.engine_call import CallStopped, EngineBroken, EngineCall, EngineUnreachable
+from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineBroken, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
@@ -33,8 +33,6 @@ from penstock.router.events import Dispatch
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
-HEARTBEAT = 15.0
-"""Seconds of silence after which a stream gets a comment line: proxies close a silent one, many after 30 s."""
 
 
 class AttemptLost(NamedTuple):
@@ -45,7 +43,9 @@ class AttemptLost(NamedTuple):
         at_fault: whether the worker is.
         leaving: whether it said that it is ending.
         adapter: whether it does not hold the request's LoRA adapter.
-        usual: whether the same worker can answer where it gets the prompt instead of its tokens.
+        received: whether the engine had the request.
+        usual: whether the same worker can answer where it is asked in the usual way: by the prompt in place of its
+            tokens, or without a field of ours.
         retry_after: seconds after which it wants to be asked again.
     """
 
@@ -55,6 +55,7 @@ class AttemptLost(NamedTuple):
     leaving: bool = False
     adapter: bool = False
     usual: bool = False
+    received: bool = True
     retry_after: float | None = None
 
 
@@ -71,7 +72,6 @@ class Attempt:
         "_context",
         "_fetches",
         "_grown",
-        "_last_beat",
         "_last_byte",
         "_parsing",
         "_prefill",
@@ -96,12 +96,11 @@ class Attempt:
         """Bytes from before the first token."""
         self._grown = 0
         self._track_output = answer.context.settings.router.track_output
-        self._last_beat = 0.0
         self._last_byte = time.monotonic()
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
         labels, parsed = dispatch.card.labels, answer.job.parsed
         self._parsing: AnswerParsing | None = answer.parsing
-        if labels and parsed is not None and not answer.caller.begun:
+        if labels and parsed is not None and answer.timing.first is None:
             self._parsing = None
             if TOOL_PARSER in labels or REASONING_PARSER in labels:
                 plan = parser_plan(dispatch.card, parsed)
@@ -118,7 +117,9 @@ class Attempt:
         if self._tokens is not None:
             path, body = token_route.PATH, self._tokens.body()
         else:
-            body = engine_body(job, self.dialect, dispatch, answer.resolved.adapter, token_ids=ids, handed=handed)
+            without = self._context.refused_fields.of(dispatch.card)
+            adapter = answer.resolved.adapter
+            body = engine_body(job, self.dialect, dispatch, adapter, token_ids=ids, handed=handed, without=without)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
         self._begun: asyncio.Task[None] | None = None
@@ -191,13 +192,13 @@ class Attempt:
             if call.streams:
                 return await self._stream()
             if self._answer.caller.begun:
-                raise EngineBroken("the engine answered a stream's second part in one piece")
+                raise EngineBroken("the engine answered in one piece, and the client's stream has begun")
             return await self._unary()
-        except (EngineUnreachable, EngineBroken, CallStopped) as error:
-            return AttemptLost(error.message)
+        except EngineError as error:  # the engine's, or an answer that can't be translated
+            return AttemptLost(error.message, received=not isinstance(error, ConnectFailed))
 
     async def look(self, now: float) -> None:
-        """Stop an engine that is silent for too long, and keep a quiet stream alive for the proxies in front."""
+        """Stop an engine that is silent for too long."""
         frontend, caller = self._context.settings.frontend, self._answer.caller
         silent = now - self._last_byte
         if not self.tap.started:
@@ -214,13 +215,6 @@ class Attempt:
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
         elif silent > frontend.upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
-        elif silent > HEARTBEAT and now - self._last_beat > HEARTBEAT and self.tap.at_boundary:
-            self._last_beat = now
-            caller.write(b": waiting\n\n")
-            try:
-                await caller.drained()
-            except ConnectionResetError:
-                return  # the client's server detects that by itself
 
     def _speak(self, transcript: Transcript | None = None) -> bool:
         """Return whether this is the attempt whose answer the client gets."""
@@ -251,7 +245,7 @@ class Attempt:
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
-            self._open()
+            answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
         if rest:
             answer.caller.write(rest)
             if answer.spoken is not None:
@@ -290,7 +284,7 @@ class Attempt:
                 if answer.job.copy_of is None:
                     self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
-                self._open()
+                answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
         if self.transcript is not None:
             out = self.transcript.take(out)
         if answer.parsing is not None:
@@ -310,6 +304,7 @@ class Attempt:
                 out = before_end(out, answer.job, answer.ticket.id, answer.extra())
         if out:
             answer.caller.write(out, last=whole)
+            answer.torn = tap.torn
         if begins:
             answer.began()
         if self._track_output:
@@ -366,6 +361,8 @@ class Attempt:
         if kind == "client" and self._tokens is not None:
             # It words a refusal of the client's own request as the client knows it.
             return self._left_route(f"the generate route answered {status}: {text}")
+        if kind == "client" and self._context.refused_fields.note(self.dispatch.card, answer.resumable.job, body):
+            return AttemptLost(f"the engine refused a field of ours: {text}", at_fault=False, usual=True)
         if kind != "client":
             return self._lost(kind, f"the engine answered {status}: {text}", status)
         if not self._speak():
@@ -388,20 +385,9 @@ class Attempt:
         text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return self._lost(kind, text, status)
+            return self._lost(kind, text, status or 500)
         self._answer.refused(self.dispatch, text, status or 400)
         return False
 
     def _lost(self, kind: Refusal, text: str, status: int | None) -> AttemptLost:
         return AttemptLost(text, status, kind == "fault", kind == "leaving", retry_after=self._call.retry_after)
-
-    def _open(self) -> None:
-        self._answer.caller.open(
-            self._call.status,
-            {
-                "content-type": self._call.content_type,
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-                **marks(self.dispatch, self._answer.job),
-            },
-        )

@@ -1,6 +1,8 @@
 """Client answer: what the client of one request gets, from the attempt that speaks first, and what the router hears."""
 
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.adapters.telemetry.otel_tracer import OtelSpan
@@ -18,6 +20,9 @@ from penstock.frontend.parsers.answer_parsing import AnswerParsing
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.kernel.values import Prompt
 from penstock.router.events import Dispatch
+
+HEARTBEAT = 15.0
+"""Seconds without a byte to the client after which a stream says something: many proxies close a silent one at 30."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +43,10 @@ class ClientAnswer:
     """Reads tool calls and reasoning out of the answer, where its engine does not."""
     speaker: Dispatch | None = None
     """The attempt whose answer the client gets."""
+    torn: bool = False
+    """Whether half an event has been written, so that nothing of ours may follow yet."""
     resumable: ResumableStream = field(init=False)
+    _opened: bool = False
     _first_counted: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +67,28 @@ class ClientAnswer:
         if self.parsing is None:
             self.parsing = parsing
         return True
+
+    def open(self, status: int, content_type: str, marks: Mapping[str, str]) -> None:
+        """Begin a streamed answer; ``marks``: headers that name its workers."""
+        self._opened = True
+        headers = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no", **marks}
+        self.caller.open(status, headers)
+
+    async def look(self, now: float) -> None:
+        """Keep a stream open whose client has not had a byte for long, whatever the reason: queue, prefill or parser.
+
+        Before the first token that commits the status; where the request then fails, an event says so. Other APIs make
+        an event of the comment, because some of their clients count only events.
+        """
+        caller = self.caller
+        if now - caller.last_write < HEARTBEAT or self.torn or caller.full or self.ticket.closed is not None:
+            return
+        if not caller.begun and self.job.streamed and self.job.parsed is not None:
+            self.open(200, "text/event-stream", self.job.limits or {})
+        if self._opened:
+            caller.write(b": waiting\n\n")
+            with suppress(ConnectionResetError):  # the client's server detects that by itself
+                await caller.drained()
 
     def began(self) -> None:
         """The first output has been written: the router hears of it after the client, in the same turn of the loop."""

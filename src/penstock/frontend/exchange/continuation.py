@@ -9,6 +9,7 @@ from penstock.adapters.engines.dialects.dialect import GAVE_UP
 from penstock.frontend.exchange.migration import StreamLeg
 from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
+from penstock.frontend.parsers.chat_speech import speech_in
 from penstock.kernel.values import JsonObject
 
 
@@ -60,7 +61,7 @@ class ContinuationTap(SseTap):
     def _in_client_form(self, choice: JsonObject, usage: Any) -> bytes:
         """Return one choice's output in the client's form; b"" where it has none."""
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or ""
+        text = choice.get("text") or speech_in(delta).text
         made = choice.get("token_ids") or []
         reason = choice.get("finish_reason")
         if not (text or made or reason):

@@ -41,6 +41,8 @@ class RequestExchange:
         cancellation is posted to the router.
         """
         ticket = self.answer.ticket
+        answers = self.answer.context.attempts.answers
+        answers.add(self.answer)
         try:
             if self.answer.context.settings.router.hedge.after is not None:
                 return await self._race()
@@ -56,6 +58,7 @@ class RequestExchange:
             # A write failed before the server noticed: the same as being cancelled.
             ticket.cancelled()
         finally:
+            answers.discard(self.answer)
             self.answer.count_first()
             if ticket.closed is None:
                 ticket.cancelled()
@@ -75,7 +78,7 @@ class RequestExchange:
                     return False
                 attempt = Attempt(self.answer, dispatch)
                 result = await attempt.run()
-        if isinstance(result, AttemptLost) and result.usual and not attempt.gave_up:
+        while isinstance(result, AttemptLost) and result.usual and not attempt.gave_up:
             attempt = Attempt(self.answer, dispatch)
             result = await attempt.run()
         return await self._lost(attempt, result) if isinstance(result, AttemptLost) else result
@@ -113,7 +116,7 @@ class RequestExchange:
             if resume is not None and answer.resumable.complete:
                 return await self._say_goodbye()
         text = f"worker {dispatch.target}: {lost.reason}"
-        if spoke and resume is None:
+        if spoke and answer.caller.begun and resume is None:
             text += f"; it can't go on elsewhere: {answer.resumable.why_not}"
         elif spoke:
             answer.speaker = None
@@ -125,6 +128,7 @@ class RequestExchange:
             retry_after=lost.retry_after,
             resume=resume,
             leaving=lost.leaving,
+            received=lost.received,
             attempt=dispatch.attempt,
         )
         return False

@@ -1,7 +1,7 @@
 """Exchange context: what all request exchanges of one frontend process share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
@@ -10,6 +10,7 @@ from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.prefix_warming import PrefixWarming
 from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
+from penstock.frontend.exchange.upstream_request import RefusedFields
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.prompt.model_catalog import ModelCatalog
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer
@@ -36,3 +37,4 @@ class ExchangeContext:
     settings: ClusterSettings
     renderer: PromptRenderer
     first_token: Callable[[float, float], None]
+    refused_fields: RefusedFields = field(default_factory=RefusedFields)

@@ -238,7 +238,7 @@ def _text_leg(
 
 
 def _job(job: UpstreamRequest, endpoint: Any, fields: JsonObject) -> UpstreamRequest:
-    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    fields["stream"] = True
     parsed = Parsed(endpoint, msgspec.json.encode(fields), fields, fields["model"], stream=True, wants_usage=True)
     return UpstreamRequest(
         path=PATHS[parsed.endpoint],
@@ -248,6 +248,7 @@ def _job(job: UpstreamRequest, endpoint: Any, fields: JsonObject) -> UpstreamReq
         streamed=True,
         parsed=parsed,
         hints=job.hints,
+        adds_usage=True,
     )
 
 

@@ -52,12 +52,22 @@ class OpenAttempt(Protocol):
         ...
 
 
+class WatchedAnswer(Protocol):
+    """What a client waits for."""
+
+    async def look(self, now: float) -> None:
+        """Say something where it has waited for too long; ``now`` is `time.monotonic`."""
+        ...
+
+
 class OpenAttempts:
-    """All attempts that are open."""
+    """All attempts that are open, and the answers of their clients."""
 
     def __init__(self) -> None:
         self.open: dict[AttemptKey, OpenAttempt] = {}
         """Each puts itself here, and takes itself out."""
+        self.answers: set[WatchedAnswer] = set()
+        """The answers that they are to give; the same."""
 
     def __len__(self) -> int:
         return len(self.open)
@@ -69,12 +79,14 @@ class OpenAttempts:
             attempt.stop(effect.reason)
 
     async def watch(self) -> None:
-        """Look at every attempt four times a second, until cancelled."""
+        """Look at every attempt and every answer four times a second, until cancelled."""
         while True:
             await asyncio.sleep(PERIOD)
             now = time.monotonic()
             for attempt in list(self.open.values()):
                 await attempt.look(now)
+            for answer in list(self.answers):
+                await answer.look(now)
 
 
 STOPPED = LoadFailure("", 0)

@@ -167,5 +167,6 @@ def next_turn(job: UpstreamRequest, parsed: Parsed, messages: list[object]) -> U
         parsed=replace(parsed, fields={**fields, "messages": messages}),
         hints=replace(job.hints, preferences=preferences),
         streamed=False,
+        adds_usage=False,
         strip_usage=False,
     )

@@ -1,9 +1,10 @@
 """Spoken message: collects what a client gets of a chat's answer, and returns it as the conversation's next message."""
 
-import msgspec
-
-from penstock.adapters.engines.http.event_stream import chunks_of
+from penstock.adapters.engines.http.event_stream import chunks_of, object_in
 from penstock.frontend.exchange.transcript import TEXT_BYTES_MAX
+from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.streamed_calls import StreamedCalls
+from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
 
 
@@ -30,37 +31,26 @@ class SpokenMessage:
         if self._size > TEXT_BYTES_MAX:
             return None
         body = b"".join(self._pieces)
-        content: str | None
-        if streamed:
-            deltas = [choice.get("delta") or {} for chunk in chunks_of(body) for choice in chunk.get("choices") or ()]
-            content = "".join(delta.get("content") or "" for delta in deltas)
-            calls = _joined([call for delta in deltas for call in delta.get("tool_calls") or ()])
-        else:
-            message = _unary_message(body)
-            content, calls = message.get("content"), message.get("tool_calls") or []
-        if not content and not calls:
+        choices = [choice for chunk in chunks_of(body) for choice in chunk.get("choices") or ()] if streamed else []
+        content, calls = "", StreamedCalls()
+        try:
+            for said in [choice.get("delta") or {} for choice in choices] if streamed else [_unary_message(body)]:
+                speech = speech_in(said)
+                content += speech.text
+                for fragment in speech.calls:
+                    calls.take(fragment)
+        except EngineError:
+            return None  # it went to the client as it is, and is no chat that a next turn could be prepared with
+        if not content and not calls.calls:
             return None
-        return {"role": "assistant", "content": content or None, **({"tool_calls": calls} if calls else {})}
+        made = [
+            {"id": call.id or None, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls.calls
+        ]
+        return {"role": "assistant", "content": content or None, **({"tool_calls": made} if made else {})}
 
 
 def _unary_message(body: bytes) -> JsonObject:
-    try:
-        choices = msgspec.json.decode(body).get("choices") or [{}]
-        message = choices[0].get("message")
-    except (msgspec.DecodeError, AttributeError, LookupError, TypeError):
-        return {}  # it went to the client as it is, and is no chat
+    choices = (object_in(body) or {}).get("choices") or [{}]
+    message = choices[0].get("message")
     return message if isinstance(message, dict) else {}
-
-
-def _joined(parts: list[JsonObject]) -> list[JsonObject]:
-    """Return whole tool calls of the parts that streams send."""
-    calls: dict[int, JsonObject] = {}
-    for part in parts:
-        function = part.get("function") or {}
-        call = calls.setdefault(
-            part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = part.get("id") or call["id"]
-        call["function"]["name"] += function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
-    return list(calls.values())

@@ -45,11 +45,11 @@ class SseTap:
         "_passes",
         "_strip",
         "_tail",
-        "_torn",
         "done",
         "error",
         "started",
         "tokens",
+        "torn",
         "usage",
     )
 
@@ -73,29 +73,25 @@ class SseTap:
         self._passes = type(self) is SseTap
         """Whether events that need no change pass unchanged."""
         self._tail = b""
-        self._torn = False
-        """Whether the beginning of the present event was passed on unread."""
+        self.torn = False
+        """Whether the beginning of an event was passed on unread, so that none of ours may follow yet."""
 
     @property
     def finished(self) -> bool:
         """Whether every choice has its finish reason: with the end of the body the stream is whole, mark or not."""
         return len(self._finished) >= self._choices
 
-    @property
-    def at_boundary(self) -> bool:
-        """Whether only whole events came so far, so that one of ours may go between."""
-        return not self._tail and not self._torn
-
     def feed(self, data: bytes) -> bytes:
         """Take received bytes and return what may pass on: whole events, in order."""
         if not self._openai:
             self.started = True
             self.tokens += data.count(b"\n\n") or 1
+            self.torn = not data.endswith(BLANK_LINES)
             return data
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if self._passes and self.started and not self._torn and data.endswith(_CHUNK_ENDS):
+        if self._passes and self.started and not self.torn and data.endswith(_CHUNK_ENDS):
             # Nearly every piece of a stream: whole events that need no decoding.
             for marker in _WORDS:
                 if marker in data:
@@ -110,7 +106,7 @@ class SseTap:
         else:
             *events, tail = split_events(data)
             if len(tail) > TAIL_MAX:
-                self.started = self._torn = True
+                self.started = self.torn = True
                 events.append(tail)
             else:
                 self._tail = tail
@@ -120,8 +116,8 @@ class SseTap:
         """Decode one event and return it, or b"" where it is not for the client."""
         if self.error is not None:
             return b""
-        if self._torn:
-            self._torn = not event.endswith(BLANK_LINES)
+        if self.torn:
+            self.torn = not event.endswith(BLANK_LINES)
             return event
         payload = payload_of(event)
         if payload == DONE:

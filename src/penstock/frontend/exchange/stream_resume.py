@@ -13,6 +13,7 @@ from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.parsers.answer_parsing import AnswerParsing
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.request_body import choices_of
+from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Resume
 
@@ -125,7 +126,7 @@ class ResumableStream:
                 counted,
                 self._leg_fields,
             )
-        except MigrationImpossible as error:
+        except (MigrationImpossible, EngineError) as error:
             self.why = str(error)
             return None
         return self.leg.point

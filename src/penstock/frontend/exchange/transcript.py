@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from penstock.adapters.engines.http.event_stream import chunks_of
+from penstock.frontend.parsers.chat_speech import speech_in
 from penstock.kernel.values import JsonObject
 
 Mode = Literal["ids", "text"]
@@ -132,5 +133,5 @@ class Transcript:
         parts: list[str] = []
         for chunk in chunks_of(b"".join(self.pieces)):
             for choice in chunk.get("choices") or ():
-                parts.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+                parts.append(choice.get("text") or speech_in(choice.get("delta") or {}).text)
         return "".join(parts)

@@ -1,6 +1,7 @@
 """Upstream request: the body, changed as little as possible, and the headers that are sent to an engine."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,16 @@ from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
 from penstock.frontend.prompt.request_body import Parsed, is_whole, with_fields, with_uuids
 from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, NEXT_REQUEST_IN, SPECULATIVE_PREFILL, RoutingHints
-from penstock.kernel.values import JsonObject, WorkerCard
+from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 from penstock.router.events import Dispatch
 
+log = logging.getLogger("penstock.frontend")
+
+NEEDLESS = ("stream_options", "return_token_ids", "priority")
+"""Fields of ours without which an engine answers all the same; usage, migration and priority are then lost at it."""
+NOTHING: frozenset[str] = frozenset()
+_REFUSING_MAX = 4096
+"""Workers whose refusals are remembered: where more come, each tells once more."""
 _PASSED_ON = ("traceparent", "tracestate")
 
 
@@ -34,8 +42,10 @@ class UpstreamRequest:
     parsed: Parsed | None = None
     """None for a proxied route, whose dialect is unknown."""
     hints: RoutingHints | None = None
+    adds_usage: bool = False
+    """Whether usage is requested although the body does not ask for it."""
     strip_usage: bool = False
-    """Whether usage is requested for Penstock only, and removed from the client's stream."""
+    """Whether that is for Penstock only, and removed from the client's stream."""
     name: str | None = None
     """Name by which its model was asked for, where that is an alias or shared between models."""
     template: str | None = None
@@ -56,6 +66,29 @@ class UpstreamRequest:
         return self.parsed is not None and self.hints is not None and bool(self.hints.extra)
 
 
+class RefusedFields:
+    """The fields of ours that an engine refuses, as long as it runs: its requests go without them."""
+
+    def __init__(self) -> None:
+        self._refused: dict[WorkerId, tuple[int, frozenset[str]]] = {}
+
+    def of(self, card: WorkerCard) -> frozenset[str]:
+        """Return the fields that a worker does not get."""
+        known = self._refused.get(card.id)
+        return NOTHING if known is None or known[0] != card.incarnation else known[1]
+
+    def note(self, card: WorkerCard, job: UpstreamRequest, refusal: bytes) -> frozenset[str]:
+        """Return the fields that a refusal of a request names and that only we had put into it; remember them."""
+        own = {} if job.parsed is None else job.parsed.fields
+        named = frozenset(name for name in NEEDLESS if name not in own and name.encode() in refusal) - self.of(card)
+        if named:
+            log.warning("worker %s refuses %s: it is asked without", card.id, " and ".join(sorted(named)))
+            if len(self._refused) >= _REFUSING_MAX:
+                self._refused.clear()
+            self._refused[card.id] = (card.incarnation, self.of(card) | named)
+        return named
+
+
 def engine_body(
     job: UpstreamRequest,
     dialect: Dialect,
@@ -65,6 +98,7 @@ def engine_body(
     token_ids: bool = False,
     handed: Mapping[str, Any] | None = None,
     parses: bool = True,
+    without: Collection[str] = (),
 ) -> bytes:
     """Return the body for an engine, in its dialect.
 
@@ -73,13 +107,15 @@ def engine_body(
         token_ids: request the token ids of a stream's output.
         handed: fields that make it take over the KV of another engine.
         parses: its answer comes by here, so that calls may be parsed out of its text.
+        without: fields of ours that it is not to get.
     """
     parsed = job.parsed
-    return (
-        job.body
-        if parsed is None
-        else with_fields(parsed, _added(job, parsed, dialect, dispatch, adapter, token_ids, handed, parses))
-    )
+    if parsed is None:
+        return job.body
+    added = _added(job, parsed, dialect, dispatch, adapter, token_ids, handed, parses)
+    for name in without:
+        added.pop(name, None)
+    return with_fields(parsed, added)
 
 
 def engine_additions(
@@ -121,7 +157,7 @@ def _added(
     """Return the fields that are added to, or replace, the client's own."""
     card = dispatch.card
     added: JsonObject = {**(handed or {})}
-    if job.strip_usage:
+    if job.adds_usage:
         # The exact output and cached tokens are nowhere else.
         options = dict(parsed.fields.get("stream_options") or {})
         options.pop("continuous_usage_stats", None)

@@ -1,5 +1,6 @@
 """Clientless exchange: a request that we make ourselves, whose answer goes to no connection; by itself it is lost."""
 
+import math
 from collections.abc import Mapping
 
 from penstock.kernel.values import JsonObject
@@ -13,6 +14,7 @@ class ClientlessExchange:
     """
 
     method = "POST"
+    last_write = math.inf
 
     def __init__(
         self, id: str, path: str, name: str, headers: Mapping[str, str], sent: bytes = b"", remote: str | None = None

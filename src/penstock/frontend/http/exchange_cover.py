@@ -31,6 +31,10 @@ class ExchangeCover:
         return self._caller.status
 
     @property
+    def last_write(self) -> float:
+        return self._caller.last_write
+
+    @property
     def full(self) -> bool:
         return self._caller.full
 

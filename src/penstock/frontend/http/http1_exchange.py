@@ -1,5 +1,6 @@
 """Hand-written server's `HttpExchange`: every write goes to the socket at once."""
 
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ class Http1Exchange:
         "full",
         "headers",
         "id",
+        "last_write",
         "method",
         "name",
         "path",
@@ -50,6 +52,7 @@ class Http1Exchange:
         self.name = ""
         self.fields: dict[str, Any] = {}
         self.status: int | None = None
+        self.last_write = time.monotonic()
         self._head = head
         self._connection = connection
         self._transport: Any = connection.transport
@@ -100,6 +103,7 @@ class Http1Exchange:
         if self._opened is not None:
             data = self._opened + data
             self._opened = None
+        self.last_write = time.monotonic()
         self._transport.write(data)
 
     async def drained(self) -> None:

@@ -44,6 +44,11 @@ class HttpExchange(Protocol):
         """The status that was sent or opened; None before."""
         ...
 
+    @property
+    def last_write(self) -> float:
+        """`time.monotonic` when bytes were last sent to the client, or its request began; infinity without a client."""
+        ...
+
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
         """Answer as a whole; ``headers`` name at least content-type. ``close`` ends the connection afterwards."""
         ...

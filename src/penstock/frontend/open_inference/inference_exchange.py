@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens, prompt_tokens
 from penstock.frontend.http.clientless_exchange import ClientlessExchange
 from penstock.kernel.values import JsonObject
@@ -84,11 +85,10 @@ class InferenceExchange(ClientlessExchange):
         self.choices = [InferencePiece(choice.text, choice.finish_reason or "") for choice in choices]
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        data = (self._tail + data).replace(b"\r\n", b"\n")
-        *events, self._tail = data.split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data:") and event != b"data: [DONE]":
-                self._take(event[5:])
+        *events, self._tail = split_events(self._tail + data)
+        for payload in map(payload_of, events):
+            if payload not in (b"", DONE):
+                self._take(payload)
 
     @property
     def full(self) -> bool:

@@ -40,7 +40,8 @@ async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, l
     parsed = request.parsed
     if service.exchanges.warming.open:
         service.exchanges.warming.overtaken(parsed)
-    job = request.job(label or endpoint, strip_usage=parsed.stream and not parsed.wants_usage)
+    unasked = parsed.stream and not parsed.wants_usage
+    job = request.job(label or endpoint, adds_usage=unasked, strip_usage=unasked)
     if job.name is not None:
         caller = NamedExchange(caller, request.resolved.served, job.name)
     await carry(caller, service, request.resolved, job, request.prompt, timing)
@@ -58,7 +59,9 @@ class CompletionRequest(NamedTuple):
     way: str = ""
     """Why a render server made no tokens of it; empty where one did, or where its model has none."""
 
-    def job(self, label: str, *, strip_usage: bool = False, copy_of: str | None = None) -> UpstreamRequest:
+    def job(
+        self, label: str, *, adds_usage: bool = False, strip_usage: bool = False, copy_of: str | None = None
+    ) -> UpstreamRequest:
         """Return what an engine is asked; ``label`` is the endpoint's in metrics and records."""
         parsed, preset = self.parsed, self.resolved.preset
         return UpstreamRequest(
@@ -69,6 +72,7 @@ class CompletionRequest(NamedTuple):
             streamed=parsed.stream,
             parsed=parsed,
             hints=self.hints,
+            adds_usage=adds_usage,
             strip_usage=strip_usage,
             name=self.resolved.name,
             template=None if preset is None else preset.template,

@@ -2,42 +2,12 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
-from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
+from penstock.adapters.engines.http.event_stream import DONE, object_in, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens
-from penstock.kernel.values import JsonObject
-
-
-class _ComparedFunction(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ComparedCall(msgspec.Struct):
-    index: int | None = None
-    function: _ComparedFunction | None = None
-
-
-class _ComparedSpeech(msgspec.Struct):
-    content: str | None = None
-    tool_calls: list[_ComparedCall] | None = None
-
-
-class _ComparedChoice(msgspec.Struct):
-    index: int = 0
-    text: str | None = None
-    delta: _ComparedSpeech | None = None
-    message: _ComparedSpeech | None = None
-    finish_reason: str | None = None
-
-
-class _ComparedAnswer(msgspec.Struct):
-    choices: list[_ComparedChoice] = []
-    usage: JsonObject | None = None
-
-
-_decoder = msgspec.json.Decoder(_ComparedAnswer)
+from penstock.frontend.exchange.upstream_request import error_text
+from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.streamed_calls import StreamedCalls
+from penstock.kernel.errors import EngineError
 
 
 @dataclass(slots=True)
@@ -45,7 +15,7 @@ class ReadAnswer:
     """The choices of an answer, each by its number: text, tool calls as name and arguments, finish reason."""
 
     texts: dict[int, str] = field(default_factory=dict)
-    calls: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
+    calls: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     tokens: int | None = None
 
@@ -62,30 +32,36 @@ def read_answer(raw: bytes, *, streamed: bool) -> ReadAnswer:
     """Read a chat's or a text completion's answer.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        EngineError: it is none.
     """
     answer = ReadAnswer()
     parts = map(payload_of, split_events(raw)) if streamed else (raw,)
+    streams: dict[int, StreamedCalls] = {}
     for part in parts:
         if part not in (b"", DONE):
-            _take(answer, _decoder.decode(part))
+            _take(answer, part, streams)
+    answer.calls = {
+        index: [(call.name, call.arguments) for call in made.calls] for index, made in streams.items() if made.calls
+    }
     return answer
 
 
-def _take(answer: ReadAnswer, part: _ComparedAnswer) -> None:
-    if part.usage is not None:
-        answer.tokens = output_tokens(part.usage)
-    for choice in part.choices:
-        speech = choice.delta or choice.message
-        text = choice.text if speech is None else speech.content
-        answer.texts[choice.index] = answer.texts.get(choice.index, "") + (text or "")
-        for place, call in enumerate((speech and speech.tool_calls) or ()):
-            at = (choice.index, place if call.index is None else call.index)
-            name, arguments = answer.calls.get(at, ("", ""))
-            function = call.function or _ComparedFunction()
-            answer.calls[at] = (name + (function.name or ""), arguments + (function.arguments or ""))
-        if choice.finish_reason is not None:
-            answer.finish[choice.index] = choice.finish_reason
+def _take(answer: ReadAnswer, part: bytes, streams: dict[int, StreamedCalls]) -> None:
+    chunk = object_in(part)
+    choices = None if chunk is None else chunk.get("choices")
+    if chunk is None or not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise EngineError(f"no completion: {error_text(part)}")
+    if chunk.get("usage"):
+        answer.tokens = output_tokens(chunk["usage"])
+    for choice in choices:
+        index = choice.get("index") or 0
+        speech = speech_in(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
+        answer.texts[index] = answer.texts.get(index, "") + speech.text
+        calls = streams.setdefault(index, StreamedCalls())
+        for fragment in speech.calls:
+            calls.take(fragment)
+        if choice.get("finish_reason") is not None:
+            answer.finish[index] = choice["finish_reason"]
 
 
 def _characters(answer: ReadAnswer) -> int:

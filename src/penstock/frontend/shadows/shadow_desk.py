@@ -125,9 +125,8 @@ class ShadowDesk:
             first, second = (read_answer(each.raw, streamed=order.streamed) for each in (answered, copy))
         except TimeoutError:
             return self._note(msgspec.structs.replace(failed, reason=f"no answer within {LIMIT:g} s"))
-        except (PenstockError, msgspec.MsgspecError) as error:
-            why = error.message if isinstance(error, PenstockError) else f"no answer: {error}"
-            return self._note(msgspec.structs.replace(failed, reason=why[:500]))
+        except PenstockError as error:
+            return self._note(msgspec.structs.replace(failed, reason=error.message[:500]))
         except Exception:  # supervision boundary: nobody waits for this task
             log.exception("the copy of request %s to %s failed by a bug of ours", request, shadow)
             return self._note(msgspec.structs.replace(failed, reason="an internal error; the log has it"))
@@ -165,7 +164,7 @@ def _facts(model: str, answer: ReadAnswer, timed: TimedAnswer) -> AnswerFacts:
         characters=sum(map(len, answer.texts.values())),
         tokens=answer.tokens,
         finish=next(iter(answer.finish.values()), None),
-        tool_calls=tuple(name for name, _ in answer.calls.values()),
+        tool_calls=tuple(name for calls in answer.calls.values() for name, _ in calls),
         ttft=None if timed.ttft is None else round(timed.ttft, 6),
         seconds=None if timed.seconds is None else round(timed.seconds, 6),
     )

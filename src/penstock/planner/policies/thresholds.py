@@ -158,7 +158,7 @@ def thresholds(settings: PlannerSettings, goal: Goal) -> list[PlannerPlugin]:
     """
     if goal != "load":
         return [Thresholds(settings, PREFILL[goal], DECODE[goal])]
-    refuse(of_thresholds(settings))
+    refuse(of_thresholds(settings, needed=True))
     limits = settings.classic.thresholds
     bands: dict[str, ThresholdBand] = {}
     for role, (down, up) in THRESHOLDS.items():

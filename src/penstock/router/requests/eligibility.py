@@ -26,11 +26,18 @@ class Eligible(NamedTuple):
 
 
 def eligible(
-    core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos, stage: Role = "aggregated"
+    core: RouterState,
+    request: RoutedRequest,
+    pool: ModelPool,
+    now: Nanos,
+    stage: Role = "aggregated",
+    *,
+    breakers: bool = True,
 ) -> Eligible:
     """Split the pool's targets that do a stage into candidates and those excluded.
 
     Stage ``aggregated`` is done by workers that answer clients, ``decode`` by those of them that can take KV over.
+    ``breakers``: whether an open one excludes its worker.
     """
     wish = request.event.preferences
     targets: list[tuple[Target, RosterWorker]] = []
@@ -54,7 +61,9 @@ def eligible(
             continue
         # All of the fleet may pass here with every request: the usual answer takes no call.
         plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
-        reason = None if plain else worker.why_not(now)
+        reason = None if plain else worker.why_not(now, breakers=breakers)
+        if reason is None and breakers and request.unproven is not None and worker.breaker.until is not None:
+            reason = "breaker is half_open, and the request itself may be what failed before"
         if reason is None and request.tried and (card.id, card.incarnation) in request.tried:
             reason = "failed this request before"
         if reason is not None:
@@ -77,6 +86,14 @@ def eligible(
             else:
                 excluded.append(Excluded(target=target, reason=why))
     return Eligible(targets, excluded, by_wish and bool(excluded))
+
+
+def available(
+    core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos, stage: Role = "aggregated"
+) -> Eligible:
+    """Return the `eligible`; breakers don't exclude the last workers that could do a stage for a request."""
+    usual = eligible(core, request, pool, now, stage)
+    return usual if usual.targets else eligible(core, request, pool, now, stage, breakers=False)
 
 
 def _does(pool: ModelPool, worker: RosterWorker, stage: Role) -> bool:

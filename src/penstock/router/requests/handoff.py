@@ -7,13 +7,13 @@ from penstock.kernel.values import Role, WorkerCard
 from penstock.router.events import Cost, Failed
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests import stage_graph
-from penstock.router.requests.eligibility import Eligible, eligible
+from penstock.router.requests.blame import blame, works
+from penstock.router.requests.eligibility import Eligible, available, eligible
 from penstock.router.requests.prefill_release import abort, abort_remote, let_go, source_of
 from penstock.router.requests.routed_request import STAGE, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, StagePath
 from penstock.router.router_state import RouterState
 from penstock.router.workers.roster import RosterWorker
-from penstock.router.workers.worker_events import failure_of, works
 
 FETCHES_MAX = 2
 """Workers that are sent to fetch one held prefill: what two could not fetch is computed again."""
@@ -34,7 +34,7 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if request.handed:
         source = source_of(core, request)
         if source is not None and pool.answers:
-            return NextStage("decode", eligible(core, request, pool, now, "decode"), source)
+            return NextStage("decode", available(core, request, pool, now, "decode"), source)
         assert request.remote is not None
         if source is None:
             holder = request.remote.target.worker
@@ -42,7 +42,7 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
         else:
             lose(core, request, pool, "no worker is there that could take it", released=False)
     final = eligible(core, request, pool, now)
-    if pool.plain:
+    if pool.plain and final.targets:
         return NextStage("aggregated", final)
     if not final.targets and pool.roles["prefill"]:
         # Slower than it should be, but better than no answer.
@@ -51,6 +51,8 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
             why = final.reasons or "there is none"
             request.flow = f"no worker whose role is to answer is available ({why}): a prefill worker does all of it"
             return NextStage("aggregated", instead)
+    if not final.targets:
+        final = available(core, request, pool, now)
     if not pool.splits or event.whole:
         return NextStage("aggregated", final)
     encoding = ""
@@ -162,7 +164,7 @@ def done(
     core.freed[pool.model] = None
     worker = core.roster.get(remote.target.worker)
     if worker is not None:
-        works(core, worker)
+        works(core, now, request, worker, remote.placed)
     if remote.stage == "encode":
         request.encoded = request.encode_done = True
         pool.embeddings.add([request.event.media[place] for place in request.encode])
@@ -194,10 +196,10 @@ def failed(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     """A stage before the last has failed; tell whether the request goes on, from where it was before it."""
     remote = request.remote
     assert remote is not None
-    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    blame(core, now, request, remote.target.worker, remote.placed, event)
     core.mark_leg(request, remote.leg, last=now, failure=event.reason)
     request.note_failure(event)
-    goes_on = now < request.deadline and event.retryable
+    goes_on = now < request.deadline and event.retryable and not request.at_fault
     if goes_on:
         goes_on = _other_way(core, now, request, pool, remote, event.reason)
     if request.on_worker:
@@ -216,7 +218,7 @@ def failed_aside(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mo
     """A stage failed whose KV was there before, or whose result is not needed yet: the request stays where it is."""
     remote = request.remote
     assert remote is not None
-    failure_of(core, now, remote.target.worker, event.reason, at_fault=event.worker_at_fault)
+    blame(core, now, request, remote.target.worker, remote.placed, event)
     core.mark_leg(request, remote.leg, last=now, failure=event.reason)
     core.unstage(request, pool)
 

@@ -9,9 +9,9 @@ import msgspec
 from penstock.kernel.machine import Nanos, nanos
 from penstock.router.events import Abort, Failed
 from penstock.router.model_pool import ModelPool
+from penstock.router.requests.blame import blame
 from penstock.router.requests.routed_request import HEDGE, RoutedRequest
 from penstock.router.router_state import RouterState
-from penstock.router.workers.worker_events import failure_of
 
 
 def hedge_wanted(core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos) -> bool:
@@ -47,7 +47,7 @@ def failed(core: RouterState, request: RoutedRequest, pool: ModelPool, event: Fa
     assert hedge is not None and request.target is not None
     hedge_failed = event.attempt == hedge.attempt
     worker = (hedge.target if hedge_failed else request.target).worker
-    failure_of(core, now, worker, event.reason, at_fault=event.worker_at_fault)
+    blame(core, now, request, worker, hedge.placed if hedge_failed else request.placed, event)
     known = core.roster.get(worker)
     if known is not None:
         request.tried.append((worker, known.card.incarnation))

@@ -2,6 +2,7 @@
 
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.router.events import Closed, Fault, Outcome
+from penstock.router.requests.blame import settle_blame
 from penstock.router.requests.prefill_release import abandon
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.router_state import RouterState
@@ -39,6 +40,8 @@ def close(
         pool.inflight -= 1
         pool.counts[outcome] += 1
     core.waiting_for_worker.pop(event.id, None)
+    if request.unproven is not None:
+        settle_blame(core, now, request)
     request.leave_queue(now)
     if request.on_worker:
         core.mark(request, last=now)

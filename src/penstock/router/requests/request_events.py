@@ -4,6 +4,7 @@ from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
+from penstock.router.requests.blame import blame, works
 from penstock.router.requests.eligibility import eligible
 from penstock.router.requests.prefill_release import let_go
 from penstock.router.requests.refusal_codes import ENGINE_BUSY, INFLIGHT_LIMIT, NO_WORKER, QUEUE_TIMEOUT
@@ -11,7 +12,7 @@ from penstock.router.requests.request_close import close
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.scheduling import admit, follow, hedge
 from penstock.router.router_state import RouterState
-from penstock.router.workers.worker_events import draining, failure_of, works
+from penstock.router.workers.worker_events import draining
 
 
 def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
@@ -114,7 +115,9 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
         # The request itself is at fault, which another worker would find too.
         hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
     suspect = handoff.source_is_suspect(request, event)
-    failure_of(core, now, request.target.worker, event.reason, at_fault=event.worker_at_fault and not suspect)
+    blame(
+        core, now, request, request.target.worker, request.placed, event, at_fault=event.worker_at_fault and not suspect
+    )
     core.mark(request, last=now, failure=event.reason)
     request.note_failure(event)
     pool = core.pools[request.event.model]
@@ -168,7 +171,8 @@ def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: 
 def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
     """End a request that broke; the outcome depends on the party at fault."""
     if event.worker_at_fault:
-        close(core, now, request, "failed", "engine", event.status or 502, event.reason)
+        reason = f"{event.reason}; {request.at_fault}" if request.at_fault else event.reason
+        close(core, now, request, "failed", "engine", event.status or 502, reason)
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
         close(core, now, request, "failed", "client", event.status, event.reason)
     else:
@@ -240,6 +244,8 @@ def _leaves(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed
 
 def _goes_on(core: RouterState, request: RoutedRequest, event: Failed) -> bool:
     """Tell whether another worker may try, or go on where this one stopped."""
+    if request.at_fault:
+        return False
     if request.phase == "prefill":
         return event.retryable and request.tries < core.settings.attempts_max
     return event.resume is not None and request.migrations < core.settings.migration.limit
@@ -258,8 +264,11 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
         core.publish(pool, id, "first", request.target)
     core.freed[pool.model] = None
     worker = core.roster.workers.get(request.target.worker)
-    if worker is not None and worker.breaker.failures:
-        works(core, worker)
+    if worker is not None:
+        if worker.breaker.recent or request.unproven is not None:
+            works(core, now, request, worker, request.placed)
+        else:
+            worker.breaker.answered = now
     if request.remote is not None and request.remote.done:
         handoff.arrived(core, request, pool)
 

@@ -88,6 +88,17 @@ class Remote(msgspec.Struct):
         return Handoff(protocol=self.protocol, key=self.key)
 
 
+class UnprovenFault(msgspec.Struct):
+    """A failed attempt whose cause may be the worker or the request; the next attempt shows which (`blame`)."""
+
+    worker: WorkerId
+    epoch: int
+    """Epoch at which that engine joined."""
+    placed: Nanos
+    status: int | None
+    reason: str
+
+
 class RoutedRequest(msgspec.Struct):
     """One request between `Arrived` and `Closed`."""
 
@@ -145,6 +156,9 @@ class RoutedRequest(msgspec.Struct):
     last_failure: str = ""
     last_status: int | None = None
     last_retry_after: float | None = None
+    unproven: UnprovenFault | None = None
+    at_fault: str = ""
+    """Why it is itself at fault, and not the workers that failed; empty while nothing says so."""
     adapter_plan: str = ""
     """Whether its worker holds its LoRA adapter or loads it."""
     adapter_cold: bool = False

@@ -182,8 +182,7 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
-        wait = _next_chance(core, pool, now)
-        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=wait, code=NO_WORKER)
+        close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
 
 
 def _uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos) -> str:
@@ -207,16 +206,6 @@ def _strand(core: RouterState, now: Nanos, request: RoutedRequest, limit: float)
     request.queued_since = now
     core.waiting_for_worker[request.id] = None
     core.timer(now + nanos(limit), "wait", request.id)
-
-
-def _next_chance(core: RouterState, pool: ModelPool, now: Nanos) -> float:
-    """Seconds until a breaker lets one try, else one second: what Retry-After says."""
-    waits = [
-        seconds(worker.breaker.until - now)
-        for worker in core.roster
-        if worker.card.model == pool.model and worker.breaker.until is not None and worker.breaker.until > now
-    ]
-    return max(1.0, min(waits, default=1.0))
 
 
 def _all_busy(core: RouterState, pool: ModelPool, targets: list[tuple[Target, RosterWorker]]) -> bool:
@@ -482,8 +471,6 @@ def _send(
     request.attempt += 1
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
-    if worker.breaker.until is not None:
-        worker.breaker.dispatched()
     if step.stage != "encode":  # it computes no KV
         pool.routed(target, prompt, now)
     expects = event.preferences.next_in is not None or core.settings.prefetch
@@ -492,6 +479,11 @@ def _send(
     reason = choice.reason if pause is None else f"{choice.reason}; its next request is likely {pause:.3g} s after it"
     after = None if pause is None else prefetch_after(pause)
     request.prefetches = after is not None and TIERS_LABEL in worker.card.labels
+    if worker.breaker.until is not None:
+        if not worker.breaker.allows(now):
+            reason += "; its breaker does not let it, but no other worker is left"
+        if request.unproven is None:  # whose end would say nothing about the worker
+            worker.breaker.dispatched(now)
     other = pool.habits.placed(session, target.worker) if final and session is not None else None
     if other is not None:
         reason += f"; the tiers of {other} were told in vain to bring its session's blocks up"

@@ -44,14 +44,17 @@ class RosterWorker(msgspec.Struct):
     def targets(self) -> tuple[Target, ...]:
         return _targets(self.card.id, self.card.ranks)
 
-    def why_not(self, now: Nanos) -> str | None:
-        """Return why it is no candidate now, or None where it is one."""
+    def why_not(self, now: Nanos, *, breakers: bool = True) -> str | None:
+        """Return why it is no candidate now, or None where it is one. ``breakers``: whether an open one excludes it."""
         if self.state != "ready":
             return f"is {self.state}"
         if self.cordons:
             return f"is cordoned: {self.cordons[0]}"
-        if self.breaker.until is not None and not self.breaker.allows(now):
-            return f"breaker is {self.breaker.state(now)} after {self.breaker.failures} failures in a row"
+        breaker = self.breaker
+        if breakers and breaker.until is not None and not breaker.allows(now):
+            return (
+                f"breaker is {breaker.state(now)}: {breaker.failures} of its last {len(breaker.recent)} requests failed"
+            )
         return None
 
 

@@ -1,8 +1,7 @@
-"""Handlers of worker events (joined, ready, draining, left, cordoned, measured) and of their failures."""
+"""Handlers of worker events: joined, ready, draining, left, cordoned, measured."""
 
 from penstock.kernel.hashing import SCHEME
-from penstock.kernel.machine import Nanos, seconds
-from penstock.kernel.values import WorkerId
+from penstock.kernel.machine import Nanos
 from penstock.router.events import WorkerCordoned, WorkerDraining, WorkerJoined, WorkerLeft, WorkerMeasured, WorkerReady
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.model_pool import ModelPool
@@ -107,33 +106,6 @@ def measured(core: RouterState, now: Nanos, event: WorkerMeasured) -> None:
         core.dropped += 1
         return
     worker.speed = (event.prefill_intercept, event.prefill_slope, event.decode_base, event.decode_slope)
-
-
-def failure_of(core: RouterState, now: Nanos, name: WorkerId, reason: str, *, at_fault: bool) -> None:
-    """A request failed on a worker: count it, and open its breaker where that was one too many."""
-    worker = core.roster.get(name)
-    if worker is None:
-        return
-    if not at_fault:
-        worker.breaker.released()
-        return
-    worker.failures += 1
-    if worker.breaker.failed(now, core.settings.breaker) and worker.breaker.until is not None:
-        core.roster.changed()
-        core.note(
-            "breaker_opened",
-            f"worker {name} takes no requests for {seconds(worker.breaker.until - now):.1f} s: "
-            f"{worker.breaker.failures} failures in a row, the last: {reason}",
-            worker=name,
-        )
-        core.timer(worker.breaker.until, "kick", worker.card.model)
-
-
-def works(core: RouterState, worker: RosterWorker) -> None:
-    """A worker that has failed before has answered: its breaker closes."""
-    if worker.breaker.opened:
-        core.note("breaker_closed", f"worker {worker.card.id} answers again", worker=worker.card.id)
-    worker.breaker.succeeded()
 
 
 def _remove(core: RouterState, worker: RosterWorker, reason: str) -> None:

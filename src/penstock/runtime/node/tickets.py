@@ -85,6 +85,7 @@ class Ticket:
         retry_after: float | None = None,
         resume: Resume | None = None,
         leaving: bool = False,
+        received: bool = True,
         attempt: int | None = None,
         served_by: WorkerId | None = None,
     ) -> None:
@@ -101,6 +102,7 @@ class Ticket:
                 retry_after=retry_after,
                 resume=resume,
                 leaving=leaving,
+                received=received,
                 served_by=served_by,
             ),
         )

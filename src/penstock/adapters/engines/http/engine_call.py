@@ -27,6 +27,10 @@ class EngineUnreachable(EngineError):
     """No answer began: the engine could not be connected to, or hung up before its first byte."""
 
 
+class ConnectFailed(EngineUnreachable):
+    """No connection came about, so the engine never had the request."""
+
+
 class EngineBroken(EngineError):
     """The answer broke off after it had begun."""
 

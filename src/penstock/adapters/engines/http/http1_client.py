@@ -18,6 +18,7 @@ from penstock.adapters.engines.http.engine_call import (
     COMMAND_MAX,
     CONNECTIONS_MAX,
     CallStopped,
+    ConnectFailed,
     EngineBroken,
     EngineUnreachable,
     Feed,
@@ -164,7 +165,7 @@ class Http1Call:
         """Send the request, and return when the answer's status and headers are here."""
         origin = self._origin
         if origin is None:
-            raise EngineUnreachable(f"no answer from {self._url}: this is no http or https URL of an engine")
+            raise ConnectFailed(f"no answer from {self._url}: this is no http or https URL of an engine")
         connection = origin.idle_connection(asyncio.get_running_loop().time())
         tries = 2
         while True:
@@ -176,7 +177,7 @@ class Http1Call:
                 try:
                     connection = await self._interruptible(origin.fresh())
                 except (OSError, TimeoutError, ValueError) as error:  # ValueError: no such host name
-                    raise EngineUnreachable(f"no answer from {self._url}: {_described(error)}") from error
+                    raise ConnectFailed(f"no answer from {self._url}: {_described(error)}") from error
                 reused = connection.used
             self._connection = connection
             connection.request(self._head, self._body)

@@ -19,6 +19,7 @@ from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS, Fields, KvTransferProtocol
 from penstock.adapters.engines.http.engine_call import (
     CallStopped,
+    ConnectFailed,
     EngineBroken,
     EngineCall,
     EngineCalls,
@@ -291,7 +292,7 @@ class _PrefillStage:
             self._stages.done(ticket.id, self._made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
         except (EngineUnreachable, EngineBroken, CallStopped) as error:
-            self._failed(error.message)
+            self._failed(error.message, received=not isinstance(error, ConnectFailed))
         finally:
             del self._stages.attempts.open[key]
             self._stages.failed(*key)  # no effect where it is done
@@ -338,6 +339,7 @@ class _PrefillStage:
         at_fault: bool = True,
         status: int | None = None,
         leaving: bool = False,
+        received: bool = True,
     ) -> None:
         if self.gave_up:
             return
@@ -347,6 +349,7 @@ class _PrefillStage:
             worker_at_fault=at_fault,
             status=status,
             leaving=leaving,
+            received=received,
             attempt=self._dispatch.attempt,
         )
 

@@ -1,0 +1,96 @@
+"""Chat speech: reads what a chat's message, or a stream's delta, says, in every form in which engines write it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from penstock.frontend.parsers.tool_format import arguments_text
+from penstock.kernel.errors import EngineError
+
+_TEXTS = ("text", "output_text", "refusal")
+
+
+class CallFragment(NamedTuple):
+    """A tool call, or a piece of one. ``place``: its index among the calls; None where the engine gives none."""
+
+    place: int | None
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatSpeech(NamedTuple):
+    """What a message says: its reasoning, its text and its tool calls."""
+
+    thinking: str = ""
+    text: str = ""
+    calls: tuple[CallFragment, ...] = ()
+
+
+def speech_in(message: Mapping[str, Any]) -> ChatSpeech:
+    """Return what a message or a delta says.
+
+    Raises:
+        EngineError: something of it can't be read, and would be lost.
+    """
+    thinking, text = _content(message.get("content"))
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+    thinking = "".join(_content(reasoning)) + thinking
+    if not text:
+        text = "".join(_content(message.get("refusal")))
+    calls = message.get("tool_calls") or message.get("function_call") or ()
+    several = isinstance(calls, list) and len(calls) > 1
+    return ChatSpeech(
+        thinking,
+        text,
+        tuple(
+            _fragment(call, place if several else None)
+            for place, call in enumerate([calls] if isinstance(calls, dict) else _known(calls, (list, tuple), "calls"))
+        ),
+    )
+
+
+def _content(content: object) -> tuple[str, str]:
+    """Return the thinking and the text of content: a text, or parts of both, as Mistral's reasoning models write."""
+    if content is None or isinstance(content, str):
+        return "", content or ""
+    pieces = list(_parts(content, thinks=False))
+    return "".join(text for thinks, text in pieces if thinks), "".join(text for thinks, text in pieces if not thinks)
+
+
+def _parts(content: object, *, thinks: bool) -> Iterator[tuple[bool, str]]:
+    for part in content if isinstance(content, list) else (content,):
+        if isinstance(part, str):
+            yield thinks, part
+            continue
+        fields = _known(part, dict, "content")
+        kind = fields.get("type", "text")
+        if kind in ("thinking", "reasoning"):
+            yield from _parts(fields.get("thinking") or fields.get("text") or [], thinks=True)
+        elif kind in _TEXTS:
+            yield thinks, _known(fields.get("text") or fields.get("refusal") or "", str, "content")
+        else:
+            raise EngineError(f"the engine's answer has content of type {kind!r}, which can't be read")
+
+
+def _fragment(call: object, place: int | None) -> CallFragment:
+    fields: Mapping[str, Any] = _known(call, dict, "tool calls")
+    function = _known(fields.get("function") or fields, dict, "tool calls")
+    arguments = function.get("arguments")
+    index, id = fields.get("index"), fields.get("id")
+    return CallFragment(
+        place if index is None else int(_known(index, (int, str), "tool calls")),
+        "" if id is None else str(id),
+        _known(function.get("name") or "", str, "tool calls"),
+        arguments_text(arguments) if isinstance(arguments, dict) else _known(arguments or "", str, "tool calls"),
+    )
+
+
+def _known(value: Any, kind: Any, where: str) -> Any:
+    """Return a value that is of a known type.
+
+    Raises:
+        EngineError: it is of another.
+    """
+    if not isinstance(value, kind):
+        raise EngineError(f"the engine's answer has {where} of type {type(value).__name__}, which can't be read")
+    return value
