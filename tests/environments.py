@@ -53,16 +53,17 @@ def newest_python() -> str:
 VLLM = folder("PENSTOCK_VLLM_VENV", ".venv-vllm")
 LLAMACPP = folder("PENSTOCK_LLAMACPP_VENV", ".venv-llamacpp")
 PROGRAMS = folder("PENSTOCK_K8S_PROGRAMS", ".programs")
-CODEX = str(ROOT / "build/codex")
+AGENTS = str(ROOT / "build/agents")
+CODING_AGENTS = ("@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197")
 PYTHON = str(ROOT / ".venv/bin/python")
 ENVIRONMENTS = {
     "clients": Environment(("make", ".venv/.clients"), beside=False),
     "nat": Environment(
         ("make", ".venv-nat/.installed"), variables={"PENSTOCK_NAT": str(ROOT / ".venv-nat/bin/nat")}, optional=True
     ),
-    "codex": Environment(
-        ("npm", "install", "--prefix", CODEX, "--no-audit", "--no-fund", "@openai/codex@0.171.0"),
-        variables={"PENSTOCK_CODEX": f"{CODEX}/node_modules/.bin/codex"},
+    "agents": Environment(
+        ("npm", "install", "--prefix", AGENTS, "--no-audit", "--no-fund", *CODING_AGENTS),
+        variables={f"PENSTOCK_{name.upper()}": f"{AGENTS}/node_modules/.bin/{name}" for name in ("codex", "claude")},
         optional=True,
     ),
     "kubernetes": Environment(

@@ -289,7 +289,7 @@ SUITES = (
         select="slow",
         workers=3,
         spread="loadfile",
-        needs=("clients", "nat", "codex"),
+        needs=("clients", "nat", "agents"),
         requires=(
             *("anthropic", "langchain_nvidia_ai_endpoints", "langchain_openai", "litellm", "openai"),
             "tritonclient.grpc.aio",

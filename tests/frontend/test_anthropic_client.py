@@ -175,7 +175,7 @@ async def test_errors_are_its_typed_exceptions() -> None:
             await own.messages.create(**{**ASKED, "model": "unknown"})
         assert missing.value.body["error"]["type"] == "not_found_error" and missing.value.request_id
         with pytest.raises(anthropic.BadRequestError, match="input_schema"):
-            await own.messages.create(**ASKED, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+            await own.messages.create(**ASKED, tools=[{"name": "weather"}])
         s.engines[0].reply = script("half an answer", breaks=True)
         with pytest.raises(anthropic.APIError, match="go on elsewhere"):
             _ = [event async for event in await own.messages.create(**ASKED, stream=True)]

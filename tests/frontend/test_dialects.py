@@ -13,12 +13,15 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.http.event_stream import chunks_of
+from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.frontend.dialects import messages_request, response_reach, responses_request
 from penstock.frontend.dialects.dialect_answer import DialectAnswer
 from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
+from penstock.frontend.dialects.system_messages import folded
 from penstock.frontend.exchange.spoken_message import SpokenMessage
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import sse_error
 from penstock.frontend.prompt.context_overflow import CODE
 from penstock.frontend.prompt.request_body import parse
@@ -30,7 +33,8 @@ from tests.frontend.test_migration import cut, engines
 
 DOC = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 MESSAGE: Any = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-VIDEO, FILE, TOOL = {"type": "video"}, {"type": "input_file"}, {"name": "a", "input_schema": {}}
+VIDEO, TOOL = {"type": "video"}, {"name": "a", "input_schema": {}}
+FILES = [{"type": "input_file", "filename": "a.pdf", "file_data": "data:"}, {"type": "input_image", "file_id": "f"}]
 SEARCH = {"type": "web_search"}
 STREAM = b"".join(
     [
@@ -58,10 +62,12 @@ def chat_of(module: Any, fields: Any, history: Any = ()) -> Any:
 def answer_of(which: str) -> DialectAnswer:
     """Return an answer whose stream is the same each time."""
     if which == "messages":
-        message = MessagesAnswer("m", 20)
+        message = MessagesAnswer("m", 20, TokenTiming())
         message._id = "msg_1"
         return message
-    response = ResponsesAnswer("resp_1", {"model": "m"}, ResponseTools({}, []), [], lambda answer: None)
+    response = ResponsesAnswer(
+        "resp_1", {"model": "m"}, ResponseTools({}, []), [], 20, TokenTiming(), lambda answer: None
+    )
     response._created = 0
     return response
 
@@ -86,7 +92,59 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
     for name, fields in (("honoured", module.HONOURED), ("ignored", module.IGNORED), ("refused", module.REFUSED)):
         listed = set(rows[name].split(" | ")[2].replace("`", "").rstrip(" |").split(", "))
         assert listed == set(fields), name
-    assert not module.HONOURED & module.IGNORED and not (module.HONOURED | module.IGNORED) & set(module.REFUSED)
+    ignored, refused = set(module.IGNORED), set(module.REFUSED)
+    assert not module.HONOURED & ignored and not (module.HONOURED | ignored) & refused
+
+
+@pytest.mark.parametrize(
+    "path, fields, left_out",
+    [
+        ("/v1/responses", {"text": {"verbosity": "low"}, "metadata": {"a": "b"}, "service_tier": "auto"}, []),
+        ("/v1/responses", {"truncation": "disabled", "reasoning": {"effort": "low", "summary": None}}, []),
+        ("/v1/responses", {"include": [], "client_metadata": {"a": "b"}, "max_tool_calls": 5}, []),
+        ("/v1/responses", {"truncation": "auto", "service_tier": "flex"}, ["service_tier", "truncation"]),
+        ("/v1/responses", {"reasoning": {"summary": "auto"}, "include": ["x"]}, ["include", "reasoning.summary"]),
+        ("/v1/responses", {"text": {"new": 1}, "context_management": [{}]}, ["context_management", "text.new"]),
+        ("/v1/responses", {"input": [{"role": "user", "content": FILES}]}, ["input.input_file", "input.input_image"]),
+        ("/v1/messages", {"service_tier": "auto", "speed": "standard", "betas": ["x"]}, []),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}, "metadata": {"user_id": "u"}}, []),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}, ["thinking.budget_tokens"]),
+        (
+            "/v1/messages",
+            {"output_config": {"task_budget": {}}, "speed": "fast"},
+            ["speed", "output_config.task_budget"],
+        ),
+        ("/v1/messages", {"context_management": {"edits": []}, "fallbacks": [{}]}, ["context_management", "fallbacks"]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_field_without_an_effect_is_named_in_the_answer(
+    path: str, fields: dict[str, Any], left_out: list[str], stream: bool
+) -> None:
+    own = {**MESSAGE} if path == "/v1/messages" else {"model": "m", "input": "x"}
+    async with stand() as s:
+        s.engines[0].reply = script("ok")
+        got = await s.http.post(path, json={**own, **fields, "stream": stream})
+        assert got.status == 200, await got.text()
+        assert [name for name in got.headers.get("x-penstock-ignored-hints", "").split(", ") if name] == left_out
+        text = await got.text()
+        assert list(s.records[0].ignored_hints) == left_out
+        if path == "/v1/responses":
+            response = json.loads(text.rsplit("data: ", 1)[-1])
+            response = response["response"] if stream else response
+            note = {"penstock_left_out": ", ".join(left_out)} if left_out else {}
+            assert response["metadata"] == {**fields.get("metadata", {}), **note}
+            assert response["truncation"] == "disabled" and response["service_tier"] == "default"
+
+
+def test_what_chats_have_too_is_passed_on() -> None:
+    given = {"text": {"verbosity": "low"}, "metadata": {"program_id": "p"}, "reasoning": {"effort": "high"}}
+    chat = chat_of(responses_request, {"model": "m", "input": "x", **given})
+    assert (chat["verbosity"], chat["metadata"], chat["reasoning_effort"]) == ("low", given["metadata"], "high")
+    answer = ResponsesAnswer(
+        "resp_1", {"model": "m", **given}, ResponseTools({}, []), [], 20, TokenTiming(), lambda answer: None
+    )
+    assert answer.response("completed")["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +152,7 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
     [
         (messages_request, {"mcp_servers": [{}]}, "mcp_servers"),
         (messages_request, {"max_tokens": None}, "max_tokens"),
-        (messages_request, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        (messages_request, {"tools": [{"type": 5}]}, "tools[0].type"),
         (messages_request, {"messages": [{"role": "user", "content": [VIDEO]}]}, "messages[0].content[0].type"),
         (messages_request, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (messages_request, {"messages": ["x"]}, "messages[0]"),
@@ -102,7 +160,7 @@ def test_every_field_has_its_row_in_the_table(module: Any, path: str) -> None:
         (responses_request, {"conversation": "c"}, "conversation"),
         (responses_request, {"input": None}, "input"),
         (responses_request, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        (responses_request, {"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0].type"),
+        (responses_request, {"input": [{"role": "user", "content": [VIDEO]}]}, "input[0].content[0].type"),
         (responses_request, {"tools": [{}]}, "tools[0].type"),
         (responses_request, {"tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice"),
         (responses_request, {"tools": [SEARCH], "tool_choice": SEARCH}, "tool_choice.type"),
@@ -161,6 +219,7 @@ FULL_RESPONSE: Any = {
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     "reasoning": {"effort": "low"},
+    "metadata": {"program_id": "p"},
 }
 
 
@@ -220,7 +279,7 @@ def test_fields_of_chats_and_engines_are_passed_on() -> None:
 def test_instructions_and_first_system_items_are_one_message() -> None:
     items = [{"role": "developer", "content": "B"}, {"role": "user", "content": "C"}]
     given = {"model": "m", "instructions": "A", "input": items}
-    assert [m["content"] for m in chat_of(responses_request, given)["messages"]] == ["A\n\nB", "C"]
+    assert [m["content"] for m in folded(chat_of(responses_request, given)["messages"], "user")] == ["A\n\nB", "C"]
 
 
 def test_the_store_is_bounded_in_time_and_size() -> None:
@@ -278,7 +337,7 @@ async def test_an_ending_process_hands_its_responses_to_a_peer(monkeypatch: pyte
         await response_reach.hand_over(s.service)
         taken = other.service.responses
         kept = taken.get(ids[0], "")
-        assert kept is not None and (kept.session, kept.body, kept.messages) == ("s0", b"x" * 20, b"[1]")
+        assert kept is not None and (kept.session, kept.body, kept.items) == ("s0", b"x" * 20, b"[1]")
         assert taken.get(ids[1], "") is None and taken.get(ids[1], "key") is not None
         failed = taken.get(ids[2], "")
         assert failed is not None and json.loads(failed.body)["status"] == "failed"
@@ -311,6 +370,108 @@ def test_an_error_within_a_stream_is_of_its_kind(status: int, kind: str, code: s
 def test_a_context_that_overflows_after_the_streams_begin_has_the_words_to_compact(which: str) -> None:
     said = answer_of(which).feed(sse_error(400, "This model's maximum context length is 5", code=CODE))
     assert (b"prompt is too long" if which == "messages" else CODE.encode()) in said
+
+
+async def silent_about_usage(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Answer twelve pieces of text, and no usage; whole, they are 48 bytes."""
+    if not body.get("stream"):
+        choice = {"index": 0, "message": {"role": "assistant", "content": "abc " * 12}, "finish_reason": "stop"}
+        return web.json_response({"id": "a", "choices": [choice], "usage": None})
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for number in range(12):
+        await response.write(chunk({"content": "abc "}, finish="stop" if number == 11 else None))
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_tokens_are_counted_here_where_an_engine_does_not_tell_them(path: str, stream: bool) -> None:
+    text = "word " * 400
+    async with stand() as s:
+        own = (
+            {"input": text} if path == "/v1/responses" else {**MESSAGE, "messages": [{"role": "user", "content": text}]}
+        )
+        usages = []
+        for reply in (silent_about_usage, script("ok")):
+            s.engines[0].reply = reply
+            got = await (await s.http.post(path, json={"model": "m", **own, "stream": stream})).text()
+            events = [json.loads(line[6:]) for line in got.splitlines() if line.startswith("data: ")]
+            if not stream:
+                usages.append(json.loads(got)["usage"])
+            else:
+                last = next(event for event in reversed(events) if "usage" in event or "response" in event)
+                usages.append(last.get("usage") or last["response"]["usage"])
+        counted, told = usages
+        assert counted["penstock_counted"] is True and "penstock_counted" not in told
+        assert 300 < counted["input_tokens"] < 600 and counted["output_tokens"] == 12
+        assert counted.get("total_tokens", 0) in (0, counted["input_tokens"] + 12)
+        assert told["output_tokens"] == USAGE["completion_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("words", ["", "Oslo", '{"city": "Os', '["Oslo"]', "null", '{"city": "Oslo"}'])
+async def test_arguments_that_are_no_object_can_be_decoded_there_and_in_the_history(words: str, stream: bool) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": words}}
+    expected = (
+        json.loads(words) if words.startswith("{") and words.endswith("}") else {"arguments": words} if words else {}
+    )
+    async with stand() as s:
+        s.engines[0].reply = script(calls=[call], finish="tool_calls")
+        got = await s.http.post("/v1/responses", json={"model": "m", "input": "x", "stream": stream})
+        text = await got.text()
+        response = json.loads(text.rsplit("data: ", 1)[-1])
+        response = response["response"] if stream else response
+        assert json.loads(response["output"][0]["arguments"]) == expected
+        if stream:
+            done = next(line for line in text.splitlines() if "function_call_arguments.done" in line and "data" in line)
+            assert json.loads(done[6:])["arguments"] == response["output"][0]["arguments"]
+        s.engines[0].reply = script("ok")
+        result = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+        raw = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": words}
+        for more in ({"previous_response_id": response["id"], "input": [result]}, {"input": [raw, result]}):
+            assert (await s.http.post("/v1/responses", json={"model": "m", **more})).status == 200
+            sent = json.loads(s.engines[0].bodies[-1])["messages"]
+            calls = [call for message in sent for call in message.get("tool_calls") or ()]
+            assert [json.loads(each["function"]["arguments"]) for each in calls] == [expected]
+        if not stream:
+            s.engines[0].reply = script(calls=[call], finish="tool_calls")
+            message = await (await s.http.post("/v1/messages", json=MESSAGE)).json()
+            assert message["content"][0]["input"] == expected, "both APIs mend alike"
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/v1/messages", 405),
+        ("GET", "/v1/messages/count_tokens", 405),
+        ("POST", "/v1/messages/batches", 404),
+        ("GET", "/v1/messages/batches/b", 404),
+        ("POST", "/v1/messages", 400),
+        ("POST", "/v1/messages/count_tokens", 400),
+    ],
+)
+async def test_every_error_below_messages_has_anthropics_shape(method: str, path: str, status: int) -> None:
+    async with stand() as s:
+        got = await s.http.request(method, path, json={} if method == "POST" else None)
+        body = await got.json()
+        assert got.status == status and body["type"] == "error" and body["request_id"] == got.headers["request-id"]
+        kind = "not_found_error" if status == 404 else "invalid_request_error"
+        assert body["error"]["type"] == kind and body["error"]["message"]
+        other = await (await s.http.request(method, path.replace("messages", "messages2"))).json()
+        assert other["error"]["code"], "other paths keep OpenAI's"
+
+
+async def test_a_wrong_key_and_an_unknown_model_have_anthropics_shape_too() -> None:
+    settings = FrontendSettings(security=SecuritySettings(api_keys=("right",)))
+    async with stand(frontend=settings) as s:
+        for path in ("/v1/messages", "/v1/messages/batches"):
+            got = await s.http.post(path, json=MESSAGE)
+            assert got.status == 401 and (await got.json())["error"]["type"] == "authentication_error"
+        unknown = await s.http.post("/v1/messages", json={**MESSAGE, "model": "no"}, headers={"x-api-key": "right"})
+        assert unknown.status == 404 and (await unknown.json())["error"]["type"] == "not_found_error"
 
 
 def fragment(index: Any = None, id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:

@@ -178,6 +178,62 @@ async def test_a_conversation_goes_on_and_has_one_session() -> None:
         assert refused.value.code == "previous_response_not_found"
 
 
+async def test_it_lists_the_items_of_a_conversation_and_counts_their_tokens() -> None:
+    from openai.types.responses import ResponseItem
+    from pydantic import TypeAdapter
+
+    check = TypeAdapter(ResponseItem)
+    async with stand() as s:
+        openai = openai_client(s)
+        s.engines[0].reply = script(calls=CALLS, finish="tool_calls")
+        asked = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "Where?"}]
+        first = await openai.responses.create(model="m", input=asked, tools=[WEATHER])
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in first.output]
+        s.engines[0].reply = script("Rain.")
+        second = await openai.responses.create(model="m", input=results, previous_response_id=first.id, tools=[WEATHER])
+        items = [item async for item in openai.responses.input_items.list(second.id, order="asc", limit=2)]
+        for item in items:
+            check.validate_json(item.model_dump_json())
+        kinds = ["message", "message", *["function_call"] * 2, *["function_call_output"] * 2]
+        assert [item.type for item in items] == kinds and len({item.id for item in items}) == 6
+        assert items[0].content[0].text == "Look." and items[1].content[0].type == "output_text"
+        newest = await openai.responses.input_items.list(second.id, limit=1)
+        assert newest.data == items[-1:] and newest.has_more
+        whole = await openai.responses.create(model="m", input="alone")
+        assert [i.content[0].text async for i in openai.responses.input_items.list(whole.id)] == ["alone"]
+        count = await openai.responses.input_tokens.count(model="m", input="word " * 100)
+        assert count.object == "response.input_tokens" and 80 < count.input_tokens < 200
+        longer = await openai.responses.input_tokens.count(model="m", input="x", previous_response_id=second.id)
+        assert longer.input_tokens > (await openai.responses.input_tokens.count(model="m", input="x")).input_tokens
+
+
+async def test_a_stored_response_is_retrieved_as_its_stream() -> None:
+    tools = [WEATHER, {"type": "custom", "name": "note"}, {"type": "web_search"}]
+    calls = [CALLS[0], {"id": "b", "type": "function", "function": {"name": "note", "arguments": '{"input": "rain"}'}}]
+    async with stand() as s:
+        openai = openai_client(s)
+        for finish in ("tool_calls", "length"):
+            s.engines[0].reply = script("It rains.", thinking="hm", calls=calls, finish=finish)
+            made = await streamed(openai.responses.create(model="m", input="?", tools=tools, stream=True))
+            again = await streamed(openai.responses.retrieve(made[-1].response.id, stream=True))
+            first, second = (
+                [event.model_dump(exclude={"sequence_number"}) for event in events if ".delta" not in event.type]
+                for events in (made, again)
+            )
+            assert first == second
+            rest = await openai.responses.retrieve(made[-1].response.id, stream=True, starting_after=len(again) - 3)
+            assert [event.sequence_number async for event in rest] == [len(again) - 2, len(again) - 1]
+        s.engines[0].reply = lambda request, body: answer(request, body, 5, gap=0.02)
+        running = await openai.responses.create(model="m", input="x", background=True)
+        events = await streamed(openai.responses.retrieve(running.id, stream=True))
+        assert events[-1].type == "response.completed" and events[-1].response.output_text == "t0 t1 t2 t3 t4 "
+        await s.engines[0].stop()
+        hopeless = await openai.responses.create(model="m", input="x", background=True)
+        events = await streamed(openai.responses.retrieve(hopeless.id, stream=True))
+        assert events[-1].type == "response.failed" and events[-1].response.error.code == "server_error"
+        assert [i.content[0].text async for i in openai.responses.input_items.list(hopeless.id)] == ["x"]
+
+
 async def test_a_background_response_is_retrieved_and_cancelled() -> None:
     async with stand() as s:
         openai = openai_client(s)

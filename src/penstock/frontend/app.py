@@ -21,11 +21,20 @@ from penstock.frontend.http.request_gate import Handler as Routed
 from penstock.frontend.jobs import engine_files, job_making, job_routes
 from penstock.frontend.openai import completions, models, passthrough, token_routes
 from penstock.frontend.openapi import openapi
-from penstock.frontend.prompt.request_body import IMAGES, IMAGES_MADE, JOB_PATHS, MESSAGES, MESSAGES_COUNT, RESPONSES
+from penstock.frontend.prompt.request_body import (
+    IMAGES,
+    IMAGES_MADE,
+    JOB_PATHS,
+    MESSAGES,
+    MESSAGES_COUNT,
+    RESPONSES,
+    RESPONSES_COUNT,
+    TRANSLATED,
+)
 from penstock.frontend.service import SERVICE, Service
 
 FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"})
-NO_BATCH = FORMS | {*IMAGES_MADE} | {RESPONSES, MESSAGES, MESSAGES_COUNT, *JOB_PATHS}
+NO_BATCH = FORMS | {*IMAGES_MADE} | {*TRANSLATED, *JOB_PATHS}
 """Routes that a batch can't use: their bodies are forms, their answers are not JSON, or they have a state."""
 
 
@@ -34,11 +43,12 @@ def routed_handlers(service: Service) -> dict[str, Routed]:
 
     An operator who lists another API's route among the proxied ones has it from the engines, as they answer it.
     """
-    service.gate.shapes = dict.fromkeys((MESSAGES, MESSAGES_COUNT), anthropic_error)
+    service.gate.shapes = {MESSAGES: anthropic_error}
     proxied = service.settings.frontend.proxied_routes
     own = {**job_making.MAKERS, **token_routes.HANDLERS}
     return {
         RESPONSES: partial(responses_routes.create, service),
+        RESPONSES_COUNT: partial(responses_routes.count_tokens, service),
         MESSAGES: partial(messages_routes.messages, service),
         MESSAGES_COUNT: partial(messages_routes.count_tokens, service),
         **dict.fromkeys(proxied, partial(passthrough.proxied, service)),
@@ -78,6 +88,7 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     one_response = RESPONSES + "/{id}"
     get(one_response, with_key(responses_routes.retrieve))
     app.router.add_delete(one_response, with_key(responses_routes.delete))
+    get(one_response + "/input_items", with_key(responses_routes.input_items))
     app.router.add_post(one_response + "/cancel", with_key(responses_routes.cancel))
     get("/v1/batches", with_key(batch_routes.list_batches))
     get("/v1/batches/{batch}", with_key(batch_routes.one_batch))

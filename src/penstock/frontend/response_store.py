@@ -28,7 +28,9 @@ class HeldResponse(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     session: str
     body: bytes
-    messages: bytes
+    messages: bytes = b""
+    """Of revisions before `items`; nothing."""
+    items: bytes = b""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class StoredResponse:
         owner: the API key's name, or nothing where no keys are set.
         session: of its whole conversation, by which the router sends it where its cache is.
         body: the response object, as JSON.
-        messages: the conversation with its answer, as the JSON of a chat's messages; nothing while there is none.
+        items: the conversation with its answer, as the JSON of the API's items; the answer's are also in the body.
         task: makes a background response.
     """
 
@@ -47,17 +49,17 @@ class StoredResponse:
     owner: str
     session: str
     body: bytes
-    messages: bytes = b""
+    items: bytes = b""
     task: asyncio.Task[None] | None = None
     used: float = 0.0
 
     @property
     def size(self) -> int:
-        return len(self.body) + len(self.messages)
+        return len(self.body) + len(self.items)
 
     def for_peers(self) -> HeldResponse:
         """Return what another process needs of it."""
-        return HeldResponse(self.id, self.owner, self.session, self.body, self.messages)
+        return HeldResponse(self.id, self.owner, self.session, self.body, items=self.items)
 
 
 class ResponseStore:
@@ -121,4 +123,4 @@ def _at_the_end(stored: StoredResponse) -> HeldResponse:
         return stored.for_peers()
     error = {"code": "server_error", "message": "the frontend process that made it has ended"}
     body = {**msgspec.json.decode(stored.body), "status": "failed", "error": error}
-    return HeldResponse(stored.id, stored.owner, stored.session, msgspec.json.encode(body), b"")
+    return HeldResponse(stored.id, stored.owner, stored.session, msgspec.json.encode(body), items=stored.items)

@@ -37,6 +37,7 @@ RESERVED = {
     "PENSTOCK_KUBECONFIG": "used by the project's own tests: a real cluster in the place of the double",
     "PENSTOCK_NAT": "used by the project's own tests: the program of NeMo Agent Toolkit",
     "PENSTOCK_CODEX": "used by the project's own tests: the program codex",
+    "PENSTOCK_CLAUDE": "used by the project's own tests: the program claude",
     "PENSTOCK_AZURITE": "used by the project's own tests: the program azurite-blob",
     "PENSTOCK_LLAMACPP_VENV": "used by the project's own tests: the environment with llama-cpp-python[server] in it",
 }

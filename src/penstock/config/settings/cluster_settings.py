@@ -33,6 +33,9 @@ START_TIMEOUT = 60.0
 """Longest start, in seconds, of a frontend, a planner or a simulated engine, where nothing else is set."""
 
 
+LateSystem = Literal["user", "first", "keep"]
+
+
 class PoolSettings(Settings, frozen=True, kw_only=True):
     """Engines that stand in for each other."""
 
@@ -274,6 +277,15 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
         str | None,
         Knob("System message of chats that have none: a text, or file:PATH for what a file has in it."),
     ] = None
+    late_system: Annotated[
+        LateSystem,
+        Knob(
+            "What becomes of a system message after the first turn in requests of /v1/responses and /v1/messages: user "
+            "puts it, marked, into the user's turn there, which keeps the cache's prefix and suits any template; "
+            "first puts it at the beginning, where models heed it most and all that follows is computed anew; keep "
+            "leaves it, for models whose template takes it there."
+        ),
+    ] = "user"
     chat_template: Annotated[
         str | None,
         Knob(

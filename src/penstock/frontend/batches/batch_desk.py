@@ -67,24 +67,6 @@ def shown(owned: _Owned) -> _Owned:
     return msgspec.structs.replace(owned, owner=msgspec.UNSET)
 
 
-def page_of(request: web.Request, every: list[_Owned], most: int) -> tuple[list[_Owned], bool]:
-    """Return the page that a request asks for with ``limit`` and ``after``, and whether there is more.
-
-    Raises:
-        ClientError: 400: one of them is wrong.
-    """
-    limit = request.query.get("limit", "20" if most <= 100 else str(most))
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= most:
-        raise rejected(f"limit must be a number from 1 to {most}", "limit")
-    after = request.query.get("after")
-    if after is not None:
-        at = next((number for number, owned in enumerate(every) if owned.id == after), None)
-        if at is None:
-            raise rejected("after must name one of the list", "after")
-        every = every[at + 1 :]
-    return every[: int(limit)], len(every) > int(limit)
-
-
 def answered(data: msgspec.Struct) -> web.Response:
     """Return an answer as JSON."""
     return web.Response(body=msgspec.json.encode(data), content_type="application/json")

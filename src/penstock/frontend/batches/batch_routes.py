@@ -4,12 +4,14 @@ import asyncio
 import re
 import secrets
 import time
+from operator import attrgetter
 
 import msgspec
 from aiohttp import web
 
 from penstock.frontend.batches.batch_answers import ENDED, Batch, BatchList
-from penstock.frontend.batches.batch_desk import answered, desk_of, owner_of, page_of, shown
+from penstock.frontend.batches.batch_desk import answered, desk_of, owner_of, shown
+from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body
 
@@ -72,7 +74,9 @@ async def create(request: web.Request) -> web.Response:
 async def list_batches(request: web.Request) -> web.Response:
     """GET /v1/batches"""
     batches = await asyncio.to_thread(desk_of(request).folder.batches)
-    data, more = page_of(request, [batch for batch in batches if batch.owner == owner_of(request)], 100)
+    data, more = page_of(
+        request, [batch for batch in batches if batch.owner == owner_of(request)], 100, attrgetter("id")
+    )
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return answered(BatchList(data=[shown(b) for b in data], first_id=first, last_id=last, has_more=more))
 

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.frontend.batches.batch_answers import ENDED, FileDeleted, FileList, StoredFile
-from penstock.frontend.batches.batch_desk import UploadedForm, answered, desk_of, owner_of, page_of, shown
+from penstock.frontend.batches.batch_desk import UploadedForm, answered, desk_of, owner_of, shown
 from penstock.frontend.batches.batch_folder import BatchFolder
 from penstock.frontend.batches.batch_input import FILE_MAX
+from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import BODY_TIMEOUT
 
@@ -55,7 +57,7 @@ async def page_of_files(request: web.Request, others: Sequence[StoredFile]) -> F
     purpose = request.query.get("purpose")
     mine = [f for f in (*files, *others) if f.owner == owner_of(request) and purpose in (None, f.purpose)]
     mine.sort(key=lambda file: file.created_at, reverse=True)
-    data, more = page_of(request, mine, 10_000)
+    data, more = page_of(request, mine, 10_000, attrgetter("id"))
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return FileList(data=[shown(f) for f in data], first_id=first, last_id=last, has_more=more)
 

@@ -1,7 +1,7 @@
 """Body fields of another API's request: read with their type, refused by name, passed on where they are a chat's."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.frontend.http.error_responses import quoted, rejected
@@ -72,6 +72,27 @@ def leave_out(left_out: list[str], field: str, kind: str = "") -> None:
     name = f"{field}.{kind}" if _WORD.fullmatch(kind) else field
     if name not in left_out:
         left_out.append(name)
+
+
+def name_ignored(
+    fields: JsonObject,
+    ignored: Mapping[str, Sequence[object] | None],
+    inner: Mapping[str, Collection[str]],
+    left_out: list[str],
+) -> None:
+    """Note the fields without an effect that a request sets.
+
+    Args:
+        ignored: field -> values that ask for what is done anyway; None where every value does.
+        inner: object -> its fields that have an effect; others are noted.
+    """
+    for name, usual in ignored.items():
+        if usual is not None and fields.get(name) and fields[name] not in usual:
+            leave_out(left_out, name)
+    for name, known in inner.items():
+        for key, value in (field_of(fields, name, dict) or {}).items():
+            if key not in known and value is not None:
+                leave_out(left_out, name, key)
 
 
 def passed_on(fields: JsonObject, own: Collection[str]) -> JsonObject:

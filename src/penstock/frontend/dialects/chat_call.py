@@ -14,8 +14,11 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_gate import Shape
 from penstock.frontend.openai.completions import CompletionRequest, carry, read_completion
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
+from penstock.frontend.prompt.model_preset import as_served
 from penstock.frontend.prompt.prompt_hashing import PARSE_INLINE_MAX
-from penstock.frontend.prompt.request_body import decode_object
+from penstock.frontend.prompt.prompt_media import settle_media
+from penstock.frontend.prompt.request_body import decode_object, media_of, parse
+from penstock.frontend.prompt.routing_hints import read_hints
 from penstock.frontend.service import Service
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject
@@ -57,6 +60,24 @@ async def read_chat(
         return request
     hints = replace(request.hints, ignored=(*request.hints.ignored, *left_out), uncertain=True)
     return request._replace(hints=hints)
+
+
+async def prompt_tokens(service: Service, caller: HttpExchange, chat: JsonObject) -> int:
+    """Return the tokens of a translated request's prompt, exact where this process has the model's tokenizer.
+
+    Raises:
+        PenstockError: it can't be served.
+    """
+    parsed = parse("chat_completions", msgspec.json.encode(chat))
+    if media_of(parsed.fields):
+        await settle_media(parsed, service.media, service.prompts, fetch=False)
+    resolved = service.catalog.resolve(parsed.model)
+    hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
+    if resolved.special:
+        resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
+        parsed = as_served(parsed, None, resolved.preset)
+    hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
+    return (await service.prompts.prepare(parsed, resolved.tokenizer, hashing)).isl
 
 
 async def answer_chat(

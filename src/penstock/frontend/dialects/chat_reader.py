@@ -25,12 +25,14 @@ class AnswerPiece(NamedTuple):
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of a request, as the engine reports them."""
+    """Tokens of a request, as the engine reports them; None where it does not."""
 
-    prompt: int = 0
+    prompt: int | None = None
     cached: int = 0
-    output: int = 0
+    output: int | None = None
     thinking: int = 0
+    ours: bool = False
+    """Whether some were counted here."""
 
 
 class ChatReader:
@@ -110,8 +112,8 @@ def _counts(usage: JsonObject) -> TokenCounts:
     details = usage.get("completion_tokens_details")
     thinking = details.get("reasoning_tokens") if isinstance(details, dict) else None
     return TokenCounts(
-        prompt=prompt_tokens(usage) or 0,
+        prompt=prompt_tokens(usage),
         cached=cached_tokens(usage) or 0,
-        output=output_tokens(usage) or 0,
+        output=output_tokens(usage),
         thinking=thinking if isinstance(thinking, int) else 0,
     )

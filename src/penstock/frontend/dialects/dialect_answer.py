@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
-from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind
+from penstock.frontend.dialects.chat_reader import AnswerPiece, ChatReader, PieceKind, TokenCounts
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.parsers.streamed_calls import StreamedCall
+from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.values import JsonObject
 
 Event = tuple[str, JsonObject]
 """An event of a stream: its name and its data."""
+
+OURS = "penstock_counted"
+"""Field of an answer's usage: some of it was counted here, as the engine has no counts."""
 
 
 @dataclass(slots=True)
@@ -57,9 +62,16 @@ class OutputItem:
 
 
 class DialectAnswer(ABC):
-    """One answer."""
+    """One answer.
 
-    def __init__(self) -> None:
+    Args:
+        isl: the prompt's tokens as counted here.
+        timing: of the request; has the output's tokens as counted here.
+    """
+
+    def __init__(self, isl: int, timing: TokenTiming) -> None:
+        self._isl = isl
+        self._timing = timing
         self.reader = ChatReader()
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
@@ -70,9 +82,7 @@ class DialectAnswer(ABC):
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the chat's stream and return those of ours."""
-        return b"".join(
-            b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(event)) for name, event in self._feed(data)
-        )
+        return encoded(self.events(data))
 
     def whole(self, body: bytes) -> bytes:
         """Return the body for a whole chat completion.
@@ -88,7 +98,8 @@ class DialectAnswer(ABC):
         self.settled()
         return msgspec.json.encode(self.body())
 
-    def _feed(self, data: bytes) -> Iterator[Event]:
+    def events(self, data: bytes) -> Iterator[Event]:
+        """Take bytes of the chat's stream and yield the events of ours."""
         if not self._begun:
             self._begun = True
             yield from self.opening()
@@ -152,6 +163,20 @@ class DialectAnswer(ABC):
             item.call.id = item.call.id or new_id("call")
 
     @property
+    def counts(self) -> TokenCounts:
+        """The tokens of a whole answer: the engine's counts, and our own where it has none."""
+        counts = self.reader.counts
+        if counts.prompt is not None and counts.output is not None:
+            return counts
+        size = sum(len(item.text.encode()) for item in self.items)
+        output = self._timing.counted or size // BYTES_PER_TOKEN
+        return counts._replace(
+            prompt=self._isl if counts.prompt is None else counts.prompt,
+            output=output if counts.output is None else counts.output,
+            ours=True,
+        )
+
+    @property
     def calls_tools(self) -> bool:
         return any(item.kind == "call" for item in self.items)
 
@@ -189,6 +214,11 @@ class DialectAnswer(ABC):
     @abstractmethod
     def body(self) -> JsonObject:
         """Return the whole answer."""
+
+
+def encoded(events: Iterable[Event]) -> bytes:
+    """Return events as the bytes of a stream."""
+    return b"".join(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data)) for name, data in events)
 
 
 def new_id(kind: str) -> str:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
+from penstock.frontend.dialects.call_arguments import arguments_of
 from penstock.frontend.dialects.chat_reader import TokenCounts
-from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem, new_id
+from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, new_id
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import ErrorResponse
 from penstock.frontend.prompt import context_overflow
 from penstock.kernel.values import JsonObject
@@ -28,18 +30,16 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": 
 class MessagesAnswer(DialectAnswer):
     """One answer.
 
-    Args:
-        isl: the prompt's tokens as counted here, for a stream's beginning; its end has the engine's count.
+    A stream's beginning has the prompt's tokens as counted here; its end has the engine's count.
     """
 
-    def __init__(self, model: str, isl: int) -> None:
-        super().__init__()
-        self._isl = isl
+    def __init__(self, model: str, isl: int, timing: TokenTiming) -> None:
+        super().__init__(isl, timing)
         self._model = model
         self._id = new_id("msg")
 
     def opening(self) -> Iterable[Event]:
-        message = {**self._message([], TokenCounts(prompt=self._isl)), "stop_reason": None}
+        message = {**self._message([], TokenCounts(prompt=self._isl, output=0)), "stop_reason": None}
         yield _event("message_start", message=message)
         yield from self.quiet()
 
@@ -64,7 +64,7 @@ class MessagesAnswer(DialectAnswer):
 
     def ending(self) -> Iterable[Event]:
         delta = {"stop_reason": self._reason(), "stop_sequence": self.reader.stop}
-        yield _event("message_delta", delta=delta, usage=_usage(self.reader.counts))
+        yield _event("message_delta", delta=delta, usage=_usage(self.counts))
         yield _event("message_stop")
 
     def failed(self, failure: EngineFailure) -> Iterable[Event]:
@@ -74,7 +74,7 @@ class MessagesAnswer(DialectAnswer):
         yield _event("ping")
 
     def body(self) -> JsonObject:
-        return self._message([_block(item) for item in self.items], self.reader.counts)
+        return self._message([_block(item) for item in self.items], self.counts)
 
     def _message(self, content: list[JsonObject], counts: TokenCounts) -> JsonObject:
         return {
@@ -121,13 +121,7 @@ def _event(kind: str, **fields: object) -> Event:
 def _block(item: OutputItem) -> JsonObject:
     if item.kind != "call":
         return _passage(item, item.text)
-    try:
-        given = msgspec.json.decode(item.text or "{}")
-    except msgspec.DecodeError:
-        given = None
-    if not isinstance(given, dict):  # the model wrote no object: the client gets its words, not an invented call
-        given = {"arguments": item.text}
-    return {"type": "tool_use", "id": item.id, "name": item.name, "input": given}
+    return {"type": "tool_use", "id": item.id, "name": item.name, "input": arguments_of(item.text)}
 
 
 def _passage(item: OutputItem, text: str) -> JsonObject:
@@ -138,9 +132,10 @@ def _passage(item: OutputItem, text: str) -> JsonObject:
 
 def _usage(counts: TokenCounts) -> JsonObject:
     """Return usage: in this API the prompt's tokens do not include the cached ones."""
-    return {
-        "input_tokens": max(0, counts.prompt - counts.cached),
+    usage: JsonObject = {
+        "input_tokens": max(0, (counts.prompt or 0) - counts.cached),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.output,
     }
+    return {**usage, OURS: True} if counts.ours else usage

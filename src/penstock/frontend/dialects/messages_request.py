@@ -4,6 +4,8 @@ import msgspec
 
 from penstock.frontend.dialects.body_fields import (
     field_of,
+    leave_out,
+    name_ignored,
     needed,
     objects_of,
     passed_on,
@@ -11,24 +13,39 @@ from penstock.frontend.dialects.body_fields import (
     set_fields,
     unserved,
 )
+from penstock.frontend.dialects.client_tools import client_tool
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
 REFUSED = {
     "mcp_servers": "the caller runs its own tools",
     "container": "there are no containers",
+    "thread": "send all messages of the conversation",
 }
 """Fields that are refused where they are set -> why."""
-IGNORED = frozenset(
-    {"anthropic_version", "betas", "cache_control", "context_management", "diagnostics", "inference_geo", "speed"}
-    | {"service_tier"}
-)
-"""Fields without an effect: caching is automatic, and the rest are ways of the vendor's own service."""
+IGNORED: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("anthropic_version", "betas", "billing_policy", "cache_control", "diagnostics", "service_tier")),
+    **dict.fromkeys(("fallback_credit_token", "user_profile_id", "workspace_id")),
+    **dict.fromkeys(("compaction", "context_management", "fallbacks", "inference_geo"), ()),
+    "speed": ("standard",),
+}
+"""Fields without an effect -> the values that ask for none; None: every value does: caching is automatic, for one."""
+_INNER = {"thinking": ("type",), "output_config": ("effort", "format"), "metadata": ("user_id",)}
+"""Objects of whose fields these are honoured."""
 HONOURED = frozenset(
     {"model", "max_tokens", "messages", "system", "stream", "stop_sequences", "metadata", "tools", "tool_choice"}
     | {"thinking", "output_config", "output_format", "temperature", "top_p", "top_k"}
 )
 _AS_THEY_ARE = ("temperature", "top_p", "top_k")
+_OF_THE_VENDOR = (
+    "container_upload",
+    "browser_state",
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_listing",
+    "fallback",
+)
+"""Blocks that are left out of a turn of the user, beside results of the vendor's tools."""
 _CHANGING = "x-anthropic-billing-header:"
 """Begins a system block that a coding agent writes anew for each request: it would spoil the cache of all behind it."""
 
@@ -43,26 +60,34 @@ def chat_of(fields: JsonObject, left_out: list[str], *, counted: bool = False) -
         ClientError: 400, naming the field.
     """
     refuse(fields, REFUSED)
-    chat = passed_on(fields, HONOURED | IGNORED | REFUSED.keys())
+    name_ignored(fields, IGNORED, _INNER, left_out)
+    chat = passed_on(fields, HONOURED | IGNORED.keys() | REFUSED.keys())
     if not counted:
         chat["max_tokens"] = needed(fields, "max_tokens", int)
     chat |= {name: fields[name] for name in _AS_THEY_ARE if fields.get(name) is not None}
+    turns = _Turns(left_out)
+    for position, message in enumerate(objects_of(needed(fields, "messages", list), "messages")):
+        turns.add(message, f"messages[{position}]")
+    tools = [*objects_of(field_of(fields, "tools", list) or (), "tools"), *turns.tools]
+    functions = [each for at, tool in enumerate(tools) if (each := _tool(tool, at, left_out)) is not None]
     chat |= set_fields(
         model=needed(fields, "model", str),
-        messages=_system(fields) + _messages(needed(fields, "messages", list)),
+        messages=_system(fields) + turns.messages,
         stop=field_of(fields, "stop_sequences", list) or None,
         user=field_of(field_of(fields, "metadata", dict) or {}, "user_id", str, "metadata."),
-        tools=[_tool(tool, at) for at, tool in enumerate(objects_of(field_of(fields, "tools", list) or (), "tools"))]
-        or None,
+        tools=functions or None,
     )
     choice = field_of(fields, "tool_choice", dict)
-    if choice is not None and "tools" in chat:
-        chat |= _choice(choice)
+    if choice is not None and tools:
+        chat |= _choice(choice, {each["function"]["name"] for each in functions}, tools)
     thinking = field_of(fields, "thinking", dict)
     if thinking is not None:
         own = field_of(fields, "chat_template_kwargs", dict) or {}
         chat["chat_template_kwargs"] = {"enable_thinking": thinking.get("type") != "disabled", **own}
     config = field_of(fields, "output_config", dict) or {}
+    effort = turns.effort or field_of(config, "effort", str, "output_config.")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
     format = field_of(config, "format", dict, "output_config.") or field_of(fields, "output_format", dict)
     if format is not None:
         schema = needed(format, "schema", dict, "output_config.format.")
@@ -83,111 +108,178 @@ def _system(fields: JsonObject) -> list[JsonObject]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _messages(messages: list[object]) -> list[JsonObject]:
-    chat: list[JsonObject] = []
-    for position, message in enumerate(objects_of(messages, "messages")):
-        where = f"messages[{position}]"
+class _Turns:
+    """The turns of a conversation as a chat's messages.
+
+    What an engine cannot be given is left out: blocks of tools that the vendor's service ran, and files, for which a
+    text stands in. What nobody knows is refused in a user's turn, where it is what the user asked.
+    """
+
+    def __init__(self, left_out: list[str]) -> None:
+        self.messages: list[JsonObject] = []
+        self.tools: list[JsonObject] = []
+        """Tools that a system message added between turns."""
+        self.effort: str | None = None
+        """Effort that a system message asked for, from there on."""
+        self._left_out = left_out
+        self._fleeting: list[JsonObject] = []
+        """System messages that count for one turn of the user."""
+
+    def add(self, message: JsonObject, where: str) -> None:
         role = needed(message, "role", str, f"{where}.")
         if role not in ("user", "assistant", "system"):
-            raise rejected(f"{where}.role must be user or assistant", f"{where}.role")
+            raise rejected(f"{where}.role must be user, assistant or system", f"{where}.role")
         content = message.get("content")
-        if isinstance(content, str):
-            chat.append({"role": role, "content": content})
-            continue
-        blocks = objects_of(needed(message, "content", list, f"{where}."), f"{where}.content")
-        if role == "assistant":
-            chat.append(_assistant(blocks, f"{where}.content"))
-        else:
-            chat += _user(role, blocks, f"{where}.content")
-    return chat
+        if role == "user":
+            self.messages = [each for each in self.messages if all(each is not past for past in self._fleeting)]
+            self._fleeting = []
+        elif role == "system":
+            config = field_of(message, "output_config", dict, f"{where}.") or {}
+            self.effort = field_of(config, "effort", str, f"{where}.output_config.") or self.effort
+            if content is None:
+                return
+        made = [{"role": role, "content": content}]
+        if not isinstance(content, str):
+            blocks = objects_of(needed(message, "content", list, f"{where}."), f"{where}.content")
+            read = self._assistant if role == "assistant" else self._given
+            made = read(role, blocks, f"{where}.content")
+        self.messages += made
+        if message.get("clear_at") == "next_user_message":
+            self._fleeting += made
 
+    def _assistant(self, role: str, blocks: list[JsonObject], where: str) -> list[JsonObject]:
+        """Return what the model said: its words, its thoughts where it may read them again, and its calls."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[JsonObject] = []
+        for at, block in enumerate(blocks):
+            here = f"{where}[{at}]."
+            kind = needed(block, "type", str, here)
+            if kind == "text":
+                texts.append(needed(block, "text", str, here))
+            elif kind == "compaction":
+                texts.append(field_of(block, "content", str, here) or "")
+            elif kind == "thinking":
+                thoughts.append(needed(block, "thinking", str, here))
+            elif kind == "tool_use":
+                arguments = msgspec.json.encode(field_of(block, "input", dict, here) or {}).decode()
+                function = {"name": needed(block, "name", str, here), "arguments": arguments}
+                calls.append({"id": needed(block, "id", str, here), "type": "function", "function": function})
+            else:
+                leave_out(self._left_out, "messages", kind)
+        content = "".join(texts) if texts or not calls else None
+        more = set_fields(reasoning_content="".join(thoughts) or None, tool_calls=calls or None)
+        return [{"role": role, "content": content, **more}]
 
-def _assistant(blocks: list[JsonObject], where: str) -> JsonObject:
-    """Return what the model said: its words, its thoughts where it may read them again, and its calls."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[JsonObject] = []
-    for at, block in enumerate(blocks):
-        here = f"{where}[{at}]."
-        kind = needed(block, "type", str, here)
+    def _given(self, role: str, blocks: list[JsonObject], where: str) -> list[JsonObject]:
+        """Return a turn that the model did not make: the results of tools, each a message, then the rest."""
+        results: list[JsonObject] = []
+        parts: list[JsonObject] = []
+        for at, block in enumerate(blocks):
+            here = f"{where}[{at}]."
+            if block.get("type") == "tool_result":
+                id = needed(block, "tool_use_id", str, here)
+                inner = block.get("content")
+                if isinstance(inner, list):
+                    given = self._parts(objects_of(inner, f"{here}content"), f"{here}content")
+                    parts += [part for part in given if part["type"] != "text"]  # a tool's message has only text
+                    inner = "\n".join(part["text"] for part in given if part["type"] == "text")
+                text = inner if isinstance(inner, str) else ""
+                results.append({"role": "tool", "tool_call_id": id, "content": text})
+            else:
+                parts += self._part(block, here)
+        if not parts:
+            return results
+        if all(part["type"] == "text" for part in parts):
+            return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts)}]
+        return [*results, {"role": role, "content": parts}]
+
+    def _parts(self, blocks: list[JsonObject], where: str) -> list[JsonObject]:
+        return [part for at, block in enumerate(blocks) for part in self._part(block, f"{where}[{at}].")]
+
+    def _part(self, block: JsonObject, where: str) -> list[JsonObject]:
+        """Return a block as parts of a chat's message."""
+        kind = needed(block, "type", str, where)
         if kind == "text":
-            texts.append(needed(block, "text", str, here))
-        elif kind == "thinking":
-            thoughts.append(needed(block, "thinking", str, here))
-        elif kind == "tool_use":
-            arguments = msgspec.json.encode(field_of(block, "input", dict, here) or {}).decode()
-            function = {"name": needed(block, "name", str, here), "arguments": arguments}
-            calls.append({"id": needed(block, "id", str, here), "type": "function", "function": function})
-        elif kind != "redacted_thinking":
-            raise unserved(kind, here + "type", "the caller runs its own tools")
-    return {
-        "role": "assistant",
-        "content": "".join(texts) if texts or not calls else None,
-        **set_fields(reasoning_content="".join(thoughts) or None, tool_calls=calls or None),
-    }
+            return _text(needed(block, "text", str, where))
+        if kind in ("image", "document"):
+            return self._of_source(block, kind, where)
+        if kind == "search_result":
+            inner = self._parts(objects_of(needed(block, "content", list, where), f"{where}content"), f"{where}content")
+            return [*_text(f"{block.get('title')}\n{block.get('source')}"), *inner]
+        if kind == "tool_reference":
+            return _text(f"The tool {needed(block, 'tool_name', str, where)} is available.")
+        if kind in ("tool_addition", "tool_removal"):
+            tool = needed(block, "tool", dict, where)
+            if tool.get("type") == "tool_definition":
+                tool = needed(tool, "definition", dict, f"{where}tool.")
+                self.tools.append(tool)
+            name = tool.get("name") or tool.get("mcp_server_name") or tool.get("server_name")
+            return _text(f"The tool {name} is {'now' if kind == 'tool_addition' else 'no longer'} available.")
+        if kind in _OF_THE_VENDOR or kind.endswith("_tool_result"):
+            leave_out(self._left_out, "messages", kind)
+            return []
+        raise unserved(kind, where + "type", "a message has text, images, documents, search results and tool results")
+
+    def _of_source(self, block: JsonObject, kind: str, where: str) -> list[JsonObject]:
+        """Return an image, or a document's text; for what can't be read here a text says that it is not shown."""
+        source = field_of(block, "source", dict, where) or {}
+        held, here = source.get("type"), f"{where}source."
+        about = [text for name in ("title", "context") if (text := field_of(block, name, str, where))]
+        if kind == "image" and held == "url":
+            return [{"type": "image_url", "image_url": {"url": needed(source, "url", str, here)}}]
+        if kind == "image" and held == "base64":
+            media, data = needed(source, "media_type", str, here), needed(source, "data", str, here)
+            return [{"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}]
+        if kind == "document" and held == "text":
+            return _text("\n".join([*about, needed(source, "data", str, here)]))
+        if kind == "document" and held == "content":
+            content = source.get("content")
+            inner = _text(content) if isinstance(content, str) else None
+            if inner is None:
+                blocks = objects_of(needed(source, "content", list, here), f"{here}content")
+                inner = self._parts(blocks, f"{here}content")
+            return [part for text in about for part in _text(text)] + inner
+        if held not in ("base64", "url", "file"):
+            raise rejected(f"{here}type must be text, content, base64, url or file", f"{here}type")
+        leave_out(self._left_out, "messages", kind)
+        named = " ".join([kind, *about])
+        return _text(f"[The {named} is not shown: this model is given text and images only.]")
 
 
-def _user(role: str, blocks: list[JsonObject], where: str) -> list[JsonObject]:
-    """Return a turn of the user: the results of tools, each a message, then the rest."""
-    results: list[JsonObject] = []
-    parts: list[JsonObject] = []
-    for at, block in enumerate(blocks):
-        here = f"{where}[{at}]."
-        if block.get("type") == "tool_result":
-            id = needed(block, "tool_use_id", str, here)
-            inner = block.get("content")
-            if isinstance(inner, list):
-                given = [_part(part, here) for part in objects_of(inner, f"{here}content")]
-                parts += [part for part in given if part["type"] != "text"]  # a tool's message has only text
-                inner = "\n".join(part["text"] for part in given if part["type"] == "text")
-            text = inner if isinstance(inner, str) else ""
-            results.append({"role": "tool", "tool_call_id": id, "content": text})
-        else:
-            parts.append(_part(block, here))
-    if not parts:
-        return results
-    if all(part["type"] == "text" for part in parts):
-        return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts)}]
-    return [*results, {"role": role, "content": parts}]
+def _text(text: str) -> list[JsonObject]:
+    return [{"type": "text", "text": text}]
 
 
-def _part(block: JsonObject, where: str) -> JsonObject:
-    """Return a block as a part of a chat's message."""
-    kind = needed(block, "type", str, where)
-    if kind == "text":
-        return {"type": "text", "text": needed(block, "text", str, where)}
-    source = field_of(block, "source", dict, where) or {}
-    held = source.get("type")
-    if kind == "image" and held == "url":
-        return {"type": "image_url", "image_url": {"url": needed(source, "url", str, f"{where}source.")}}
-    if kind == "image" and held == "base64":
-        media = needed(source, "media_type", str, f"{where}source.")
-        data = needed(source, "data", str, f"{where}source.")
-        return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
-    if kind == "document" and held == "text":
-        return {"type": "text", "text": needed(source, "data", str, f"{where}source.")}
-    raise unserved(kind, where + "type", "a message has text, images (base64 or url), text documents and tool results")
-
-
-def _tool(tool: JsonObject, at: int) -> JsonObject:
+def _tool(tool: JsonObject, at: int, left_out: list[str]) -> JsonObject | None:
+    """Return a tool as a chat's function, or None for one that only the vendor's service runs."""
     where = f"tools[{at}]."
     kind = field_of(tool, "type", str, where) or "custom"
-    if kind != "custom":
-        raise unserved(kind, f"{where}type", "the caller runs its own tools, each with an input_schema")
-    function = set_fields(
-        name=needed(tool, "name", str, where),
-        description=field_of(tool, "description", str, where),
-        parameters=needed(tool, "input_schema", dict, where),
-        strict=field_of(tool, "strict", bool, where),
-    )
-    return {"type": "function", "function": function}
+    if kind == "custom":
+        given = set_fields(
+            description=field_of(tool, "description", str, where), parameters=needed(tool, "input_schema", dict, where)
+        )
+    elif (known := client_tool(kind, tool)) is not None:
+        given = known
+    else:
+        leave_out(left_out, "tools", kind)
+        return None
+    strict = set_fields(strict=field_of(tool, "strict", bool, where))
+    return {"type": "function", "function": {"name": needed(tool, "name", str, where), **given, **strict}}
 
 
-def _choice(choice: JsonObject) -> JsonObject:
+def _choice(choice: JsonObject, functions: set[str], tools: list[JsonObject]) -> JsonObject:
     kind = needed(choice, "type", str, "tool_choice.")
     named: object = {"auto": "auto", "any": "required", "none": "none"}.get(kind)
     if kind == "tool":
-        named = {"type": "function", "function": {"name": needed(choice, "name", str, "tool_choice.")}}
+        name = needed(choice, "name", str, "tool_choice.")
+        if name not in functions and any(tool.get("name") == name for tool in tools):
+            raise unserved(name, "tool_choice.name", "only the vendor's own service runs that tool")
+        named = {"type": "function", "function": {"name": name}}
     if named is None:
         raise rejected("tool_choice.type must be auto, any, tool or none", "tool_choice.type")
+    if not functions:
+        if kind == "any":
+            raise unserved(kind, "tool_choice.type", "none of the tools is one that the caller runs itself")
+        return {}
     return {"tool_choice": named, **({"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {})}

@@ -36,7 +36,7 @@ async def find_response(service: Service, id: str, owner: str) -> StoredResponse
         return stored
     for raw in await raw_from_peers(service, _at_peers(id, owner)):
         held = msgspec.msgpack.decode(raw, type=HeldResponse)
-        return StoredResponse(held.id, held.owner, held.session, held.body, held.messages)
+        return StoredResponse(held.id, held.owner, held.session, held.body, held.items)
     return None
 
 
@@ -64,7 +64,7 @@ def end_here(service: Service, stored: StoredResponse) -> bytes:
         return stored.body
     stored.task.cancel()
     body = msgspec.json.encode({**response, "status": "cancelled"})
-    service.responses.put(StoredResponse(stored.id, stored.owner, stored.session, body))
+    service.responses.put(StoredResponse(stored.id, stored.owner, stored.session, body, stored.items))
     return body
 
 
@@ -99,7 +99,7 @@ async def hand_over(service: Service) -> None:
         return
     pieces: list[list[HeldResponse]] = [[]]
     for response in held:
-        if sum(len(r.body) + len(r.messages) for r in pieces[-1]) > PIECE:
+        if sum(len(r.body) + len(r.items) for r in pieces[-1]) > PIECE:
             pieces.append([])
         pieces[-1].append(response)
     taken = 0
@@ -124,7 +124,7 @@ async def take_responses(request: web.Request) -> web.Response:
     if request.query.get("digest") != _digest(data):
         raise rejected("the body is not what was signed", "digest")
     for held in msgspec.msgpack.decode(data, type=list[HeldResponse]):
-        service.responses.put(StoredResponse(held.id, held.owner, held.session, held.body, held.messages))
+        service.responses.put(StoredResponse(held.id, held.owner, held.session, held.body, held.items))
     return web.Response()
 
 

@@ -7,8 +7,6 @@ text in place of JSON, and tools that its vendor's service runs itself. The last
 import re
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.frontend.dialects.body_fields import field_of, leave_out, needed, objects_of, unserved
 from penstock.frontend.prompt.framework_hints import digest
 from penstock.kernel.values import JsonObject
@@ -142,21 +140,6 @@ class ResponseTools:
             else each.get("name") == tool.name and each.get("namespace") == tool.namespace
             for each in allowed
         )
-
-
-def custom_arguments(text: str) -> str:
-    """Return a custom tool's input as its function's arguments."""
-    return msgspec.json.encode({"input": text}).decode()
-
-
-def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool that a model called by its function; what is no such call is input as it is."""
-    try:
-        given = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        return arguments
-    text = given.get("input") if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def _grammar(format: JsonObject) -> str | None:

@@ -3,10 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
 from penstock.frontend.dialects.body_fields import set_fields
-from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, OutputItem
-from penstock.frontend.dialects.response_tools import ResponseTools, custom_input
+from penstock.frontend.dialects.call_arguments import custom_arguments, custom_input, mended
+from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, encoded
+from penstock.frontend.dialects.response_tools import ResponseTools
+from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.prompt.context_overflow import CODE
 from penstock.kernel.values import JsonObject
 
@@ -14,6 +18,7 @@ _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 LEFT_OUT = "penstock_left_out"
 """Key of an answer's metadata: what of the request has no effect here."""
 _CODES = {400: "invalid_prompt", 413: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}
+_ENDS = ("completed", "incomplete", "failed")
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -34,9 +39,11 @@ class ResponsesAnswer(DialectAnswer):
         fields: JsonObject,
         tools: ResponseTools,
         left_out: Sequence[str],
+        isl: int,
+        timing: TokenTiming,
         settle: Callable[["ResponsesAnswer"], None],
     ) -> None:
-        super().__init__()
+        super().__init__(isl, timing)
         self.id = id
         self.failure: JsonObject | None = None
         """What it failed of."""
@@ -73,7 +80,7 @@ class ResponsesAnswer(DialectAnswer):
             yield self._about(item, "response.custom_tool_call_input.done", input=text)
         elif item.kind == "call":
             name = self._tools.named(item.name).name
-            yield self._about(item, "response.function_call_arguments.done", name=name, arguments=item.text)
+            yield self._about(item, "response.function_call_arguments.done", name=name, arguments=mended(item.text))
         elif item.kind == "thinking":
             yield self._in(item, "response.reasoning_text.done", text=item.text)
         else:
@@ -116,7 +123,7 @@ class ResponsesAnswer(DialectAnswer):
         """Return the response object."""
         fields, ended = self._fields, status in ("completed", "incomplete")
         reason = _INCOMPLETE.get(self.reader.finish or "") if status == "incomplete" else None
-        format = (fields.get("text") or {}).get("format") or {"type": "text"}
+        text = {"format": {"type": "text"}, **set_fields(**(fields.get("text") or {}))}
         reasoning = fields.get("reasoning") or {}
         return {
             "id": self.id,
@@ -137,7 +144,7 @@ class ResponsesAnswer(DialectAnswer):
             "service_tier": "default",
             "store": fields.get("store") is not False,
             "temperature": fields.get("temperature"),
-            "text": {"format": format},
+            "text": text,
             "tool_choice": fields.get("tool_choice") or "auto",
             "tools": fields.get("tools") or [],
             "top_p": fields.get("top_p"),
@@ -147,14 +154,15 @@ class ResponsesAnswer(DialectAnswer):
         }
 
     def _usage(self) -> JsonObject:
-        counts = self.reader.counts
-        return {
+        counts = self.counts
+        usage: JsonObject = {
             "input_tokens": counts.prompt,
             "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
             "output_tokens": counts.output,
             "output_tokens_details": {"reasoning_tokens": counts.thinking},
-            "total_tokens": counts.prompt + counts.output,
+            "total_tokens": (counts.prompt or 0) + (counts.output or 0),
         }
+        return {**usage, OURS: True} if counts.ours else usage
 
     def _item_of(self, item: OutputItem, whole: bool) -> JsonObject:
         """Return an item as the API has it; one that is not ``whole`` is empty as yet."""
@@ -168,7 +176,7 @@ class ResponsesAnswer(DialectAnswer):
             named = {"call_id": item.id, "name": tool.name, **set_fields(namespace=tool.namespace)}
             if tool.kind == "custom":
                 return {**shared, "type": "custom_tool_call", **named, "input": custom_input(text)}
-            return {**shared, "type": "function_call", **named, "arguments": text}
+            return {**shared, "type": "function_call", **named, "arguments": mended(text) if whole else ""}
         content = [_part(item, text)] if whole else []
         if item.kind == "thinking":
             return {**shared, "type": "reasoning", "summary": [], "content": content}
@@ -200,6 +208,34 @@ class ResponsesAnswer(DialectAnswer):
 def _failure(failure: EngineFailure, status: int) -> JsonObject:
     code = failure.code if failure.code == CODE else _CODES.get(status, "server_error")
     return {"code": code, "message": failure.message}
+
+
+def replayed(response: JsonObject, after: int) -> bytes:
+    """Return the events of a stored response as its stream had them, those beyond a sequence number.
+
+    They are made by the way of any answer, from a chat that would have given these items.
+    """
+    tools = ResponseTools(response, [])
+    deltas: list[JsonObject] = []
+    for at, item in enumerate(response["output"]):
+        kind = item["type"]
+        if kind in ("message", "reasoning"):
+            text = "".join(part["text"] for part in item["content"])
+            deltas.append({"content" if kind == "message" else "reasoning_content": text})
+            continue
+        arguments = item["arguments"] if kind == "function_call" else custom_arguments(item["input"])
+        function = {"name": tools.flat(item["name"], item.get("namespace")), "arguments": arguments}
+        deltas.append({"tool_calls": [{"index": at, "id": item["call_id"], "function": function}]})
+    answer = ResponsesAnswer(response["id"], response, tools, (), 0, TokenTiming(), lambda answer: None)
+    answer._created = response["created_at"]
+    details = response["incomplete_details"] or {}
+    finish = next((why for why, name in _INCOMPLETE.items() if name == details.get("reason")), "stop")
+    choices: list[JsonObject] = [*({"delta": delta} for delta in deltas), {"delta": {}, "finish_reason": finish}]
+    chunks = [b"data: %b\n\n" % msgspec.json.encode({"choices": [{"index": 0, **choice}]}) for choice in choices]
+    *events, (_, last) = answer.events(b"".join(chunks) + b"data: [DONE]\n\n")
+    kind = f"response.{response['status']}" if response["status"] in _ENDS else "response.incomplete"
+    events.append((kind, {**last, "type": kind, "response": response}))
+    return encoded(event for event in events if event[1]["sequence_number"] > after)
 
 
 def _part(item: OutputItem, text: str) -> JsonObject:

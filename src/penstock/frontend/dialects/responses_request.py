@@ -1,12 +1,13 @@
 """Responses request: turns a request of OpenAI's responses API into that of a chat completion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from penstock.frontend.dialects.body_fields import (
     field_of,
     leave_out,
+    name_ignored,
     needed,
     objects_of,
     passed_on,
@@ -14,7 +15,9 @@ from penstock.frontend.dialects.body_fields import (
     set_fields,
     unserved,
 )
-from penstock.frontend.dialects.response_tools import ResponseTools, custom_arguments
+from penstock.frontend.dialects.call_arguments import custom_arguments, mended
+from penstock.frontend.dialects.dialect_answer import new_id
+from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
@@ -24,19 +27,16 @@ REFUSED = {
     "top_logprobs": "chat completions have log-probabilities",
 }
 """Fields that are refused where they are set -> why."""
-IGNORED = frozenset(
-    {
-        "client_metadata",
-        "include",
-        "max_tool_calls",
-        "moderation",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "service_tier",
-    }
-    | {"stream_options", "truncation", "context_management"}
-)
-"""Fields without an effect; a prompt that is too long is refused whatever ``truncation`` says."""
+IGNORED: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("client_metadata", "max_tool_calls", "stream_options")),
+    **dict.fromkeys(("context_management", "include", "moderation", "prompt_cache_options"), ()),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+}
+"""Fields without an effect -> the values that ask for none; None: every value does."""
+_INNER = {"reasoning": ("effort",), "text": ("format", "verbosity")}
+"""Objects of whose fields these are honoured."""
 HONOURED = frozenset(
     {"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text"}
     | {"reasoning", "previous_response_id", "store", "background", "metadata", "stream", "temperature", "top_p"}
@@ -54,21 +54,25 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     """Return the chat completion's body.
 
     Args:
-        history: messages of the conversation that it goes on.
+        history: items of the conversation that it goes on.
         left_out: gets what of the request has no effect here.
     Raises:
         ClientError: 400, naming the field.
     """
     refuse(fields, REFUSED)
-    chat = passed_on(fields, HONOURED | IGNORED | REFUSED.keys())
+    name_ignored(fields, IGNORED, _INNER, left_out)
+    chat = passed_on(fields, HONOURED | IGNORED.keys() | REFUSED.keys())
     chat |= {name: fields[name] for name in _AS_THEY_ARE if fields.get(name) is not None}
     instructions = field_of(fields, "instructions", str)
     begun: list[JsonObject] = [{"role": "system", "content": instructions}] if instructions else []
     chat["model"] = needed(fields, "model", str)
-    chat["messages"] = _one_system([*begun, *history, *messages_of(fields, tools, left_out)])
+    messages = chat_messages(history, tools, []) + chat_messages(items_of(fields), tools, left_out)
+    chat["messages"] = begun + messages
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = field_of(fields, "max_output_tokens", int)
-    chat |= tools.chat_fields(fields) | _format(field_of(fields, "text", dict) or {})
+    text = field_of(fields, "text", dict) or {}
+    chat |= tools.chat_fields(fields) | _format(text)
+    chat |= set_fields(metadata=field_of(fields, "metadata", dict), verbosity=field_of(text, "verbosity", str, "text."))
     effort = field_of(field_of(fields, "reasoning", dict) or {}, "effort", str, "reasoning.")
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -77,8 +81,8 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     return chat
 
 
-def messages_of(fields: JsonObject, tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
-    """Return the new messages of a request.
+def items_of(fields: JsonObject) -> list[JsonObject]:
+    """Return the new items of a request.
 
     Raises:
         ClientError: 400, naming the item.
@@ -86,7 +90,22 @@ def messages_of(fields: JsonObject, tools: ResponseTools, left_out: list[str]) -
     given = fields.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    return chat_messages(objects_of(needed(fields, "input", list), "input"), tools, left_out)
+    return objects_of(needed(fields, "input", list), "input")
+
+
+def listed(items: Iterable[JsonObject]) -> Iterator[JsonObject]:
+    """Yield a request's items as the API lists them: each with an id, a status, and content in parts."""
+    for item in items:
+        kind, content = item.get("type") or "message", item.get("content")
+        if isinstance(content, str):
+            output = (
+                {"type": "output_text", "annotations": []}
+                if item.get("role") == "assistant"
+                else {"type": "input_text"}
+            )
+            content = [{**output, "text": content}]
+        named = {"id": item.get("id") or new_id("msg" if kind == "message" else "item"), "type": kind}
+        yield {"status": "completed", **item, **named, **set_fields(content=content)}
 
 
 def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: list[str]) -> list[JsonObject]:
@@ -105,7 +124,7 @@ def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: l
             role = "user" if kind == "agent_message" else needed(item, "role", str, where)
             if role not in _ROLES:
                 raise rejected(f"{where}role must be user, assistant, system or developer", f"{where}role")
-            content = _content(item, where)
+            content = _content(item, where, left_out)
             if role == "assistant":
                 _turn(messages, "content", content)
             else:
@@ -118,7 +137,7 @@ def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: l
         elif kind.removesuffix("_output") in _CALLS:
             # The output of a local shell has the call's id as its own.
             id = needed(item, "id" if item.get("call_id") is None else "call_id", str, where)
-            messages.append({"role": "tool", "tool_call_id": id, "content": _output_of(item, kind, where)})
+            messages.append({"role": "tool", "tool_call_id": id, "content": _output_of(item, kind, where, left_out)})
         elif kind == "reasoning":
             passages = field_of(item, "content", list, where) or field_of(item, "summary", list, where) or []
             thoughts = "".join(needed(part, "text", str, where) for part in objects_of(passages, f"{where}content"))
@@ -139,16 +158,16 @@ def _call_of(item: JsonObject, kind: str, tools: ResponseTools, where: str) -> J
     name = tools.flat(needed(item, "name", str, where), field_of(item, "namespace", str, where))
     if kind == "custom_tool_call":
         return {"name": name, "arguments": custom_arguments(field_of(item, "input", str, where) or "")}
-    return {"name": name, "arguments": field_of(item, "arguments", str, where) or "{}"}
+    return {"name": name, "arguments": mended(field_of(item, "arguments", str, where) or "")}
 
 
-def _output_of(item: JsonObject, kind: str, where: str) -> str | list[JsonObject]:
+def _output_of(item: JsonObject, kind: str, where: str, left_out: list[str]) -> str | list[JsonObject]:
     """Return the content of a tool's message."""
     output = item.get("output")
     if isinstance(output, str):
         return output
     if kind.removesuffix("_output") in _NAMED_CALLS:
-        return _content({"content": output}, where)
+        return _content({"content": output}, where, left_out)
     return msgspec.json.encode(output or item.get("status")).decode()
 
 
@@ -163,7 +182,7 @@ def _turn(messages: list[JsonObject], name: str, value: object) -> JsonObject:
     return last
 
 
-def _content(item: JsonObject, where: str) -> str | list[JsonObject]:
+def _content(item: JsonObject, where: str, left_out: list[str]) -> str | list[JsonObject]:
     """Return a message's content: text where all of it is text, else parts."""
     content = item.get("content")
     if isinstance(content, str):
@@ -181,23 +200,17 @@ def _content(item: JsonObject, where: str) -> str | list[JsonObject]:
             parts.append({"type": "image_url", "image_url": image})
         elif kind == "input_audio":
             parts.append({"type": "input_audio", "input_audio": needed(block, "input_audio", dict, here)})
+        elif kind in ("input_file", "input_image"):
+            leave_out(left_out, "input", kind)
+            named = field_of(block, "filename", str, here) or kind.removeprefix("input_")
+            parts.append(
+                {"type": "text", "text": f"[{named} is not shown: this model is given text, images and audio only.]"}
+            )
         else:
-            raise unserved(kind, f"{here}type", "a message has text, images by image_url, and audio")
+            raise unserved(kind, f"{here}type", "a message has text, images, files and audio")
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
-
-
-def _one_system(messages: list[JsonObject]) -> list[JsonObject]:
-    """Join the system messages at the beginning: most models' templates take one."""
-    texts: list[str] = []
-    for message in messages:
-        if message["role"] != "system" or not isinstance(message["content"], str):
-            break
-        texts.append(message["content"])
-    if len(texts) < 2:
-        return messages
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(texts) :]]
 
 
 def _format(text: JsonObject) -> JsonObject:

@@ -1,19 +1,24 @@
 """OpenAI's responses routes: create over any chat engine, retrieve, delete, cancel; what a response goes on from."""
 
+import asyncio
 import logging
+import time
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
+from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.dialects.body_fields import field_of, unserved
-from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, read_chat
+from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, prompt_tokens, read_chat
 from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.response_reach import end_response, find_response, forget_response
 from penstock.frontend.dialects.response_tools import ResponseTools
-from penstock.frontend.dialects.responses_answer import ResponsesAnswer
-from penstock.frontend.dialects.responses_request import chat_messages, chat_of, messages_of
+from penstock.frontend.dialects.responses_answer import ResponsesAnswer, replayed
+from penstock.frontend.dialects.responses_request import chat_of, items_of, listed
+from penstock.frontend.dialects.system_messages import with_one_system
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.clientless_exchange import ClientlessExchange
 from penstock.frontend.http.error_responses import ErrorResponse, quoted, rejected
@@ -21,6 +26,7 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.completions import CompletionRequest
 from penstock.frontend.openai.models import json_response
+from penstock.frontend.prompt.framework_hints import framework_hints
 from penstock.frontend.response_store import StoredResponse
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import ClientError
@@ -29,14 +35,19 @@ from penstock.kernel.values import JsonObject
 log = logging.getLogger("penstock.frontend")
 
 _LABEL = "responses"
+_ANSWERED = ("completed", "incomplete")
+POLL = 0.5
+"""Seconds between looks at a response that is being made."""
+BEAT = 15.0
+"""Seconds between comments to a client that waits for its events."""
 _SESSION = "x-penstock-session-id"
 
 
 class Conversation(NamedTuple):
-    """What a response goes on from: its session and its messages."""
+    """What a response goes on from: its session and its items."""
 
     session: str
-    messages: list[JsonObject]
+    items: list[JsonObject]
 
 
 async def create(service: Service, caller: HttpExchange) -> None:
@@ -47,41 +58,76 @@ async def create(service: Service, caller: HttpExchange) -> None:
     owner = _owner(service, caller.name)
     left_out: list[str] = []
     with counted(service, _LABEL):
-        before = await _before(service, owner, fields, Conversation(id, []))
+        session = framework_hints(caller.headers, fields).session or id
+        before = await _before(service, owner, fields, Conversation(session, []))
         background = _runs_alone(fields)
         tools = ResponseTools(fields, left_out)
-        chat = chat_of(fields, before.messages, tools, left_out)
+        chat = with_one_system(service, chat_of(fields, before.items, tools, left_out))
     if background:
         chat["stream"] = True
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
     request = await read_chat(service, chat, left_out, {_SESSION: before.session, **caller.headers}, timing)
 
+    asked = [*before.items, *listed(items_of(fields))]
+
     def settle(answer: ResponsesAnswer) -> None:
         if fields.get("store") is False or (background and service.responses.get(id, owner) is None):
             return
-        messages = b""
-        if answer.failure is None:
-            own = chat_messages(answer.output(), tools, [])
-            messages = msgspec.json.encode([*before.messages, *messages_of(fields, tools, []), *own])
-        body = msgspec.json.encode(answer.body())
-        service.responses.put(StoredResponse(id, owner, before.session, body, messages))
+        body = answer.body()
+        items = msgspec.json.encode([*asked, *body["output"]])
+        service.responses.put(StoredResponse(id, owner, before.session, msgspec.json.encode(body), items))
 
-    answer = ResponsesAnswer(id, fields, tools, left_out, settle)
+    answer = ResponsesAnswer(id, fields, tools, left_out, request.prompt.isl, timing, settle)
     if not background:
         return await answer_chat(service, caller, _LABEL, request, answer, timing)
     unheard = ClientlessExchange(caller.id, caller.path, caller.name, caller.headers, remote=caller.remote)
-    running = StoredResponse(id, owner, before.session, msgspec.json.encode(answer.response("in_progress")))
+    body, items = answer.response("in_progress"), msgspec.json.encode(asked)
+    running = StoredResponse(id, owner, before.session, msgspec.json.encode(body), items)
     running.task = service.responses.run(_in_background(service, unheard, request, answer, timing))
     service.responses.put(running)
-    body = msgspec.json.encode(answer.response("queued"))
-    await caller.send(200, body, {"content-type": "application/json"})
+    await caller.send(200, msgspec.json.encode(answer.response("queued")), {"content-type": "application/json"})
 
 
-async def retrieve(request: web.Request) -> web.Response:
-    """GET /v1/responses/{id}"""
-    if request.query.get("stream", "false") != "false":
-        raise unserved("stream", "stream", "retrieve gives the whole response")
-    return web.Response(body=(await _stored(request)).body, content_type="application/json")
+async def retrieve(request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{id}: a response, or its stream's events, which wait until it has been made."""
+    stored = await _stored(request)
+    if request.query.get("stream", "false") == "false":
+        return web.Response(body=stored.body, content_type="application/json")
+    after = request.query.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal():
+        raise rejected("starting_after must be the number of an event", "starting_after")
+    stream = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await stream.prepare(request)
+    beat = time.monotonic()
+    while (response := msgspec.json.decode(stored.body))["status"] == "in_progress":
+        await asyncio.sleep(POLL)  # another process may be making it, of which only questions can be asked
+        stored = await _stored(request)
+        if time.monotonic() - beat > BEAT:
+            beat = time.monotonic()
+            await stream.write(b": waiting\n\n")
+    await stream.write(replayed(response, int(after)))
+    return stream
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """GET /v1/responses/{id}/input_items: what a response answers, the newest first or by ``order``."""
+    stored = await _stored(request)
+    items = msgspec.json.decode(stored.items or b"[]")
+    items = items[: len(items) - len(msgspec.json.decode(stored.body)["output"])]
+    if request.query.get("order", "desc") == "desc":
+        items.reverse()
+    page, more = page_of(request, items, 100, itemgetter("id"))
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return json_response({"object": "list", "data": page, **ends, "has_more": more})
+
+
+async def count_tokens(service: Service, caller: HttpExchange) -> None:
+    """POST /v1/responses/input_tokens"""
+    fields = await body_fields(service, caller, _LABEL)
+    before = await _before(service, _owner(service, caller.name), fields, Conversation("", []))
+    chat = with_one_system(service, chat_of(fields, before.items, ResponseTools(fields, []), []))
+    count = {"object": "response.input_tokens", "input_tokens": await prompt_tokens(service, caller, chat)}
+    await caller.send(200, msgspec.json.encode(count), {"content-type": "application/json"})
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -141,14 +187,14 @@ async def _before(service: Service, owner: str, fields: JsonObject, new: Convers
     if id is None:
         return new
     stored = await find_response(service, id, owner)
-    if stored is None or not stored.messages:
+    if stored is None or msgspec.json.decode(stored.body)["status"] not in _ANSWERED:
         why = "is not held by any frontend" if stored is None else "has no answer"
         raise rejected(
             f"previous response {quoted(id)} {why}; send the conversation's items instead",
             "previous_response_id",
             code="previous_response_not_found",
         )
-    return Conversation(stored.session, msgspec.json.decode(stored.messages))
+    return Conversation(stored.session, msgspec.json.decode(stored.items or b"[]"))
 
 
 async def _stored(request: web.Request) -> StoredResponse:

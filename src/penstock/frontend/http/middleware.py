@@ -67,13 +67,16 @@ def _doubtful(request: web.Request) -> ErrorResponse | None:
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def refusal(error: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:
+        return response_of(gate_of(request).shaped(error, request.path, request[REQUEST_ID]), headers)
+
     try:
         return await handler(request)
     except Unauthorized as error:
         gate_of(request).metrics.unauthorized.add()
-        return response_of(problem_of(error), {"www-authenticate": error.challenge})
+        return refusal(problem_of(error), {"www-authenticate": error.challenge})
     except PenstockError as error:
-        response = response_of(problem_of(error))
+        response = refusal(problem_of(error))
         if response.status in NEEDLESS_TO_READ_ON:
             response.force_close()
         return response
@@ -83,12 +86,12 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         allowed = error.headers.get("allow")
         text = f"{request.method} {printable(request.path)}: {error.reason}"
         answer = problem(error.status, text, code="not_found" if error.status == 404 else None)
-        return response_of(answer, {"allow": allowed} if allowed else None)
+        return refusal(answer, {"allow": allowed} if allowed else None)
     except ConnectionResetError:
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
         log.exception("request %s failed by a bug of ours", request[REQUEST_ID])
-        return response_of(internal())
+        return refusal(internal())
 
 
 def with_key(handler: Handler) -> Handler:

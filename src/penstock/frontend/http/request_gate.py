@@ -124,6 +124,13 @@ class RequestGate:
         text = f"{most} requests are in flight, which is the limit"
         return OverloadedError(text, retry_after=1.0, status=429, code=INFLIGHT_LIMIT)
 
+    def shaped(self, error: ErrorResponse, path: str, request: str) -> ErrorResponse:
+        """Return an error of a request as the API of its path has it, at every path below the API's own."""
+        for prefix, shape in self.shapes.items():
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return shape(error, request)
+        return error
+
     def request_id(self, headers: Mapping[str, str]) -> str:
         """Return the client's id where it is valid, else a new one."""
         for name in ("x-request-id", "x-dynamo-request-id", "x-penstock-request-id"):
@@ -147,7 +154,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
             caller.name = await identify(gate, caller.headers, caller.remote)
         refusal = _admit(gate, caller)
         if refusal is not None:
-            return await send_error(caller, _shaped(gate, caller, refusal), close=True)
+            return await send_error(caller, gate.shaped(refusal, caller.path, caller.id), close=True)
         gate.enter()
         try:
             await handler(caller)
@@ -155,9 +162,11 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
             gate.leave()
     except Unauthorized as error:
         gate.metrics.unauthorized.add()
-        await send_error(caller, _shaped(gate, caller, problem_of(error)), {"www-authenticate": error.challenge})
+        await send_error(
+            caller, gate.shaped(problem_of(error), caller.path, caller.id), {"www-authenticate": error.challenge}
+        )
     except PenstockError as error:
-        await send_error(caller, _shaped(gate, caller, problem_of(error)))
+        await send_error(caller, gate.shaped(problem_of(error), caller.path, caller.id))
     except ConnectionResetError:
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
@@ -165,7 +174,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         if caller.begun:
             caller.abort()  # half an answer must not look like a whole one
         else:
-            await send_error(caller, _shaped(gate, caller, internal()))
+            await send_error(caller, gate.shaped(internal(), caller.path, caller.id))
     finally:
         status = caller.status
         if status is None:
@@ -187,12 +196,6 @@ def _admit(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
     if gate.inflight >= gate.settings.limits.inflight_max:
         raise gate.full()
     return None
-
-
-def _shaped(gate: RequestGate, caller: HttpExchange, error: ErrorResponse) -> ErrorResponse:
-    """Return an error as the API of its path has it."""
-    shape = gate.shapes.get(caller.path)
-    return error if shape is None else shape(error, caller.id)
 
 
 def internal() -> ErrorResponse:

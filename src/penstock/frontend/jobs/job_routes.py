@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import aiohttp
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.frontend.batches.list_page import page_of
+from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.jobs.engine_jobs import ANSWER_TIMEOUT, IMAGE, VIDEO, EngineJobs, JobKind, PlacedJob, renamed
 from penstock.frontend.openai.models import json_response
@@ -34,21 +36,11 @@ async def list_jobs(kind: JobKind, request: web.Request) -> web.Response:
     """GET /v1/videos and the like: the newest first, each as its engine has it now."""
     jobs = service_of(request).jobs
     every = await jobs.jobs(_owner(request), kind)
-    limit = request.query.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= PAGE_MAX:
-        raise rejected(f"limit must be a number from 1 to {PAGE_MAX}", "limit")
     if request.query.get("order", "desc") == "asc":
         every.reverse()
-    after = request.query.get("after")
-    if after is not None:
-        at = next((number for number, job in enumerate(every) if job.id == after), None)
-        if at is None:
-            raise rejected(f"after must name one {kind.noun} of the list, not {quoted(after)}", "after")
-        every = every[at + 1 :]
-    page = every[: int(limit)]
+    page, more = page_of(request, every, PAGE_MAX, attrgetter("id"))
     data = await asyncio.gather(*(job_entry(jobs, job) for job in page))
     first, last = (page[0].id, page[-1].id) if page else (None, None)
-    more = len(every) > len(page)
     return json_response({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more})
 
 

@@ -26,6 +26,7 @@ from penstock.frontend.prompt.request_body import (
     MESSAGES,
     MESSAGES_COUNT,
     RESPONSES,
+    RESPONSES_COUNT,
     VIDEO_REMIX,
     VIDEOS,
 )
@@ -137,6 +138,8 @@ def _translated() -> JsonObject:
         path: {method: _translated_route(name, summary, path, body=body)}
         for path, method, name, summary, body in (
             (RESPONSES, "post", "createResponse", "OpenAI's responses over any chat engine.", True),
+            (RESPONSES_COUNT, "post", "countInputTokens", "The tokens of a response's prompt.", True),
+            (one + "/input_items", "get", "listInputItems", "What a response answers.", False),
             (one + "/cancel", "post", "cancelResponse", "End a background response.", False),
             (MESSAGES, "post", "createMessage", "Anthropic's messages over any chat engine.", True),
             (MESSAGES_COUNT, "post", "countTokens", "The tokens of a message's prompt.", True),

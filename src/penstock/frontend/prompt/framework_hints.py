@@ -1,7 +1,7 @@
 """Framework hints: the session and the program of requests from frameworks that do not know our headers.
 
-Read are OpenAI's ``prompt_cache_key``, ``user``, ``safety_identifier`` and ``metadata``, and LangSmith's header of
-runs. They are no hints for us, so one of another form is left alone: the engine judges it.
+Read are OpenAI's ``prompt_cache_key``, ``user``, ``safety_identifier`` and ``metadata``, LangSmith's header of runs and
+Claude Code's of sessions. They are no hints for us, so one of another form is left alone: the engine judges it.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 RUN_HEADER = "langsmith-trace"
+SESSION_HEADER = "x-claude-code-session-id"
 FIELDS = frozenset({"prompt_cache_key", "user", "safety_identifier", "metadata"})
 SESSION_KEYS = ("session_id", "thread_id", "conversation_id")
 """Keys of ``metadata`` that name a conversation, as LangSmith and LangGraph have them."""
@@ -29,12 +30,13 @@ class FrameworkHints(NamedTuple):
 def framework_hints(headers: Mapping[str, str], fields: Mapping[str, object]) -> FrameworkHints:
     """Read the hints of a request, the first of each row that it has.
 
-    ``prompt_cache_key``, then a conversation in ``metadata``, is the session. A program in ``metadata``, then the root
-    of LangSmith's runs, then the person (``safety_identifier``, ``user``) is the program.
+    ``prompt_cache_key``, then Claude Code's session, then a conversation in ``metadata``, is the session. A
+    program in ``metadata``, then the root of LangSmith's runs, then the person (``safety_identifier``, ``user``) is the
+    program.
     """
     metadata = fields.get("metadata")
     notes: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
-    session = _id(fields.get("prompt_cache_key")) or _first(notes, SESSION_KEYS)
+    session = _id(fields.get("prompt_cache_key")) or _id(headers.get(SESSION_HEADER)) or _first(notes, SESSION_KEYS)
     program = _first(notes, PROGRAM_KEYS) or _root_run(headers.get(RUN_HEADER))
     if program is None:
         program = _person(fields.get("safety_identifier")) or _person(fields.get("user"))

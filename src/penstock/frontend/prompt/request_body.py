@@ -17,7 +17,9 @@ DEPTH_MAX = 64
 
 Endpoint = Literal["chat_completions", "completions"]
 PATHS: dict[Endpoint, str] = {"chat_completions": "/v1/chat/completions", "completions": "/v1/completions"}
-RESPONSES, MESSAGES, MESSAGES_COUNT = TRANSLATED = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+RESPONSES, RESPONSES_COUNT, MESSAGES, MESSAGES_COUNT = TRANSLATED = (
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
+)
 """Routes of other APIs, whose requests become chats."""
 VIDEOS, VIDEO_REMIX, IMAGES = JOB_PATHS = ("/v1/videos", "/v1/videos/{job}/remix", "/v1/images")
 """Routes that begin a job of an engine."""

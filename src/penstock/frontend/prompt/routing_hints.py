@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.frontend.http.error_responses import rejected
-from penstock.frontend.prompt.framework_hints import FIELDS, RUN_HEADER, framework_hints
+from penstock.frontend.prompt.framework_hints import FIELDS, RUN_HEADER, SESSION_HEADER, framework_hints
 from penstock.kernel.values import WorkerId
 from penstock.router.events import Preferences
 
@@ -40,7 +40,7 @@ _NAMES = frozenset(
         *(_OSL, _SALT, _ALLOWED, _TIMEOUT, _CREDIT, _TEMPERATURE, _NEXT_IN),
     )
     for name in names
-) | {RUN_HEADER, _PREFER}
+) | {RUN_HEADER, SESSION_HEADER, _PREFER}
 _FIELDS = FIELDS | {"cache_salt"}
 
 EXTRA_FIELDS = ("worker_id", "timing", "ignored_hints")
