@@ -1,12 +1,13 @@
 """What a server says of itself: stock shapes are read, odd ones are left out, never fatal."""
 
+import socket
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.describe import describe, healthy, measured_speed
+from penstock.adapters.engines.describe import Health, describe, health, measured_speed
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -31,11 +32,22 @@ async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as http:
-            await healthy(http, url)
+            assert isinstance(await health(http, url, 5.0), Health)
             await measured_speed(http, url)
             return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
     finally:
         await runner.cleanup()
+
+
+async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
+    """A process that blocks takes connections, since the kernel does that for it, and answers none."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with aiohttp.ClientSession() as http:
+        busy = await health(http, url, 0.3)
+        assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
+        listener.close()
+        assert await health(http, url, 0.3) == Health("no answer", silent=False)
 
 
 async def test_a_stock_vllm_is_read_in_full() -> None:

@@ -436,7 +436,7 @@ class TestBlame:
         assert fails(world, "down", received=False).status == 502
         assert breakers(world) == ["open", "open"]
         status = world.router.status(world.now)
-        assert any("breakers are open" in finding.text for finding in status.findings) and status.models[0].ready
+        assert any("is in doubt" in finding.text for finding in status.findings) and status.models[0].ready
         sent = only(world.post(arrived("good")), Dispatch)
         assert "no other worker is left" in sent.decision.reason
         world.post(WorkerDraining(worker=WorkerId("a"), epoch=1))

@@ -147,6 +147,7 @@ class Fleet:
             configured=event.configured,
             gpus=event.gpus,
             attached=event.attached,
+            health=event.health,
             sleeping=event.sleeping,
             goal=goal,
         )

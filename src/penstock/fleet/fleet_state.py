@@ -40,6 +40,14 @@ class FleetTimes(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 60.0
 
 
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the health checks of servers that others run: seconds between two, seconds that each may take, misses."""
+
+    interval: float = 2.0
+    timeout: float = 5.0
+    misses: int = 2
+
+
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """A drain that an operator desires: `penstock.fleet.events.DrainDesired`."""
 
@@ -105,6 +113,8 @@ class Life(msgspec.Struct, kw_only=True):
     given_up: bool = False
     misses: int = 0
     """Health checks in a row that failed."""
+    silent: bool = False
+    """Whether the frontends know that it takes connections and does not answer its health check."""
     drained: bool = False
     """Whether a record of a drain of it is kept."""
     drained_since: Nanos = 0
@@ -158,6 +168,7 @@ class FleetPool(msgspec.Struct, kw_only=True):
     configured: Pool
     gpus: int = 0
     attached: bool = False
+    health: HealthLimits = HealthLimits()
     sleeping: int = 0
     """Replicas that sleep at most."""
     begun: bool = False

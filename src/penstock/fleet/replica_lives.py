@@ -7,10 +7,6 @@ from penstock.kernel.values import Role, StartRecord
 
 PROBE_EVERY = nanos(0.2)
 """Between two probes of an engine that starts."""
-HEALTH_EVERY = nanos(2.0)
-"""Between two health checks of a server that others run, and between two tries to reach one that is away."""
-HEALTH_MISSES = 2
-"""Failed checks in a row after which a server is taken out."""
 ACKNOWLEDGED_AFTER = nanos(3.0)
 """After which a replica counts as known to all: a dead frontend may remain in the store for a while."""
 
@@ -134,12 +130,19 @@ class ReplicaLives:
             else:
                 life.due = now + PROBE_EVERY
         elif life.phase in ("ready", "parked"):
+            limits = self.state.pools[life.pool].health
             life.misses = 0 if event.lack is None else life.misses + 1
-            life.due = now + HEALTH_EVERY
-            if life.misses >= HEALTH_MISSES:
-                reason = "stopped to answer its health check"
+            life.due = now + nanos(limits.interval)
+            missed = life.misses >= limits.misses
+            if missed and not event.silent:
+                reason = f"stopped to serve: {event.lack}"
                 self._effects.append(events.Crashed(worker=life.worker, reason=reason, kind="server"))
-                self._away(now, life, "it does not answer")
+                self._away(now, life, event.lack or "")
+            elif missed or (life.silent and event.lack is None):
+                # Busy is not dead: the frontends know of the bytes that still come from it, and it keeps its requests.
+                life.silent, life.reason = missed, event.lack
+                effect = events.MarkSilent(worker=life.worker, silent=missed, draining=life.aside)
+                self._effects.append(effect)
 
     def published(self, now: Nanos, life: Life) -> None:
         if life.phase == "publishing":
@@ -306,8 +309,8 @@ class ReplicaLives:
             )
         life.up = life.served = True
         life.reason = life.failure = None
-        life.misses = 0
-        life.due = now + HEALTH_EVERY if attached else None
+        life.misses, life.silent = 0, False
+        life.due = now + self._health_interval(life) if attached else None
         if attached:
             life.serial = self._next_serial()
         if life.aside and not self._parked(life):
@@ -338,7 +341,7 @@ class ReplicaLives:
         self._report(now, life, "done", cut=cut)
         if life.wanted:
             if self._parked(life):
-                life.phase, life.due, life.serial = "parked", now + HEALTH_EVERY, self._next_serial()
+                life.phase, life.due, life.serial = "parked", now + self._health_interval(life), self._next_serial()
             else:
                 self._publish(life)
             return
@@ -376,7 +379,11 @@ class ReplicaLives:
     def _away(self, now: Nanos, life: Life, reason: str) -> None:
         """A server that others run does not answer."""
         self._withdraw(life, reason)
-        life.phase, life.up, life.reason, life.due = "away", False, reason, now + HEALTH_EVERY
+        life.phase, life.up, life.reason, life.due = "away", False, reason, now + self._health_interval(life)
+
+    def _health_interval(self, life: Life) -> Nanos:
+        """Return the time between two health checks of a server, and between two tries to reach one that is away."""
+        return nanos(self.state.pools[life.pool].health.interval)
 
     def _withdraw(self, life: Life, reason: str) -> None:
         if life.role is not None:

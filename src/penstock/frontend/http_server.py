@@ -85,7 +85,7 @@ class HttpServer:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
             self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
-        self._tasks.append(asyncio.create_task(self.service.open_attempts.watch(), name="watch"))
+        self._tasks.append(asyncio.create_task(self.service.watch_attempts(), name="watch"))
         self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
         self._tasks.append(asyncio.create_task(self.service.keep_budgets(), name="budgets"))
         if desk is not None:

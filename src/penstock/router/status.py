@@ -51,16 +51,19 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
 
     for pool in router.pools.values():
         workers = [worker for worker in router.roster if worker.card.model == pool.model]
-        usable = [worker for worker in workers if worker.why_not(now, breakers=False) is None]
+        usable = [worker for worker in workers if worker.why_not(now, doubts=False) is None]
         if not usable:
             add("error", f"no worker of {pool.model} can take requests", "penstock status shows each one's state")
         elif all(worker.why_not(now) is not None for worker in usable):
             add(
                 "error",
-                f"every worker of {pool.model} fails half of its requests: their breakers are open, and they get "
-                "requests all the same, since no other is left",
+                f"every worker of {pool.model} is in doubt, and gets requests all the same, since no other is left: "
+                + "; ".join(f"the {worker.why_not(now)} ({worker.card.id})" for worker in usable[:4]),
                 "penstock explain shows a failed request's attempts, the engines' logs why they failed",
             )
+        for worker in workers:
+            for doubt in worker.doubts:
+                add("warning", f"{worker.card.id}: {doubt}", "it gets requests again once it answers; see its log")
         found += _stage_findings(pool, workers, now)
         found += _refusal_findings(pool, now)
         if router.settings.mode != "kv" or pool.exact is None:
@@ -131,7 +134,7 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
         name=pool.model,
         block_size=pool.block_size if pool.block_size_known else None,
         max_model_len=max(lengths) if lengths else None,
-        ready=any(worker.why_not(now, breakers=False) is None for worker in workers),
+        ready=any(worker.why_not(now, doubts=False) is None for worker in workers),
         workers=len(workers),
         index=index,
         index_pairs=None if pool.exact is None else len(pool.exact),

@@ -7,7 +7,7 @@ unknown is not zero.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -75,17 +75,27 @@ async def describe(
         raise EngineError(f"{server.url} describes itself in a way that makes no sense: {error}") from error
 
 
-async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
-    """Return whether a server's /health (or, where it has none, /v1/models) answers 200.
+class Health(NamedTuple):
+    """What a server lacks to be healthy, None where it is; ``silent``: it takes connections and says nothing."""
+
+    lack: str | None
+    silent: bool = False
+
+
+async def health(http: aiohttp.ClientSession, url: str, timeout: float) -> Health:
+    """Ask a server's /health (or, where it has none, /v1/models) whether it serves.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
-    server = EngineServer(http, url)
+    server = EngineServer(http, url, timeout)
     for path in ("/health", "/v1/models"):
         status = await server.status(path)
+        if status is None:
+            silent = server.silent
+            return Health(f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent)
         if status != 404:
-            return status == 200
-    return False
+            return Health(None if status == 200 else f"{path} answers {status}")
+    return Health("it has neither /health nor /v1/models")
 
 
 async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:

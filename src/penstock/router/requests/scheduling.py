@@ -478,9 +478,9 @@ def _send(
     reason = choice.reason if pause is None else f"{choice.reason}; its next request is likely {pause:.3g} s after it"
     after = None if pause is None else prefetch_after(pause)
     request.prefetches = after is not None and TIERS_LABEL in worker.card.labels
-    if worker.breaker.until is not None:
-        if not worker.breaker.allows(now):
-            reason += "; its breaker does not let it, but no other worker is left"
+    if worker.breaker.until is not None or worker.doubts:
+        if (doubt := worker.why_not(now)) is not None:
+            reason += f"; no other worker is left, although its {doubt}"
         if request.unproven is None:  # whose end would say nothing about the worker
             worker.breaker.dispatched(now)
     other = pool.habits.placed(session, target.worker) if final and session is not None else None

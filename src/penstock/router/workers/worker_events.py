@@ -91,11 +91,12 @@ def cordoned(core: RouterState, now: Nanos, event: WorkerCordoned) -> None:
     if worker is None:
         core.dropped += 1
         return
-    if event.on and event.reason not in worker.cordons:
-        worker.cordons.append(event.reason)
+    reasons = worker.doubts if event.doubt else worker.cordons
+    if event.on and event.reason not in reasons:
+        reasons.append(event.reason)
         core.note("worker_cordoned", f"worker {event.worker}: {event.reason}", worker=event.worker)
-    elif not event.on and event.reason in worker.cordons:
-        worker.cordons.remove(event.reason)
+    elif not event.on and event.reason in reasons:
+        reasons.remove(event.reason)
     core.roster.changed()
     core.freed[worker.card.model] = None
 

@@ -17,7 +17,7 @@ from penstock.adapters.connectors.engine_process import EngineProcess, EngineTem
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
-from penstock.adapters.engines.describe import describe, healthy, lacking
+from penstock.adapters.engines.describe import Health, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
@@ -265,7 +265,7 @@ class EngineFleet:
         servers = [
             EngineProcess(f"{base}-{n}", base, url, None, overrides_of(pool, url)) for n, url in enumerate(pool.urls)
         ]
-        return [WorkerId(worker) for worker in self.driver.attach(base, configured, servers)]
+        return [WorkerId(worker) for worker in self.driver.attach(base, configured, servers, pool.health.limits)]
 
     async def start(self) -> None:
         """Start what is missing."""
@@ -354,8 +354,13 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def answers(self, url: str) -> bool:
-        return await healthy(self._http.session, url)
+    async def health(self, url: str, timeout: float) -> Health:
+        return await health(self._http.session, url, timeout)
+
+    async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
+        card = self._cards.get(worker)
+        if card is not None:
+            await self._announce(card, draining=draining, silent=silent)
 
     async def missing(self, url: str) -> str | None:
         return await lacking(self._http.session, url)
@@ -468,8 +473,9 @@ class EngineFleet:
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
         return self._epoch
 
-    async def _announce(self, card: WorkerCard, *, draining: bool) -> None:
-        entry = MembershipEntry(card=card if self._relays is None else self._relays.announced(card), draining=draining)
+    async def _announce(self, card: WorkerCard, *, draining: bool, silent: bool = False) -> None:
+        announced = card if self._relays is None else self._relays.announced(card)
+        entry = MembershipEntry(card=announced, draining=draining, silent=silent)
         while True:
             try:
                 ttl = self._ttl if self._elsewhere is None else None

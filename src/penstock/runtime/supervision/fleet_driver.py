@@ -16,12 +16,13 @@ import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.engines.describe import Health
 from penstock.adapters.seams import ConnectorError
 from penstock.adapters.task_cancel import end
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
-from penstock.fleet.fleet_state import FleetTimes
+from penstock.fleet.fleet_state import FleetTimes, HealthLimits
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.errors import ConfigError, EngineError, PenstockError
 from penstock.kernel.machine import Effect, Event, Nanos
@@ -50,8 +51,12 @@ class FleetHooks(Protocol):
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def answers(self, url: str) -> bool:
-        """Return whether a server that others run is healthy."""
+    async def health(self, url: str, timeout: float) -> Health:
+        """Ask a server that others run whether it is healthy, for at most so many seconds."""
+        ...
+
+    async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
+        """Announce that a replica does not answer its health check, or that it does again."""
         ...
 
     async def sleep(self, engine: EngineProcess) -> None:
@@ -257,6 +262,7 @@ class FleetDriver:
             events.Rouse: lambda e: self._do(e.worker, partial(self._rouse, e), waits=True),
             events.PublishReplica: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
             events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
+            events.MarkSilent: lambda e: self._do(e.worker, partial(self._mark_silent, e), waits=False),
             events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
             events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
             events.Forget: self._forget,
@@ -324,16 +330,20 @@ class FleetDriver:
         )
         return [life.worker for life in self.fleet.state.of(name)]
 
-    def attach(self, name: str, configured: Pool, servers: Sequence[EngineProcess]) -> list[str]:
+    def attach(
+        self, name: str, configured: Pool, servers: Sequence[EngineProcess], health: HealthLimits = HealthLimits()
+    ) -> list[str]:
         """Add a pool of servers that others run; return their ids."""
         self._urls |= {server.worker: server for server in servers}
-        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+        self.post(events.PoolAdded(pool=name, configured=configured, health=health, attached=True))
         return [server.worker for server in servers]
 
-    def attach_changing(self, name: str, configured: Pool, forgotten: Callable[[int], None]) -> None:
+    def attach_changing(
+        self, name: str, configured: Pool, forgotten: Callable[[int], None], health: HealthLimits = HealthLimits()
+    ) -> None:
         """Add a pool of servers that `join` and `leave`; ``forgotten`` gets the number of each that is forgotten."""
         self._changing[name] = forgotten
-        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+        self.post(events.PoolAdded(pool=name, configured=configured, health=health, attached=True))
 
     def join(self, server: EngineProcess, number: int) -> None:
         """Add a server to a pool of `attach_changing`."""
@@ -423,10 +433,11 @@ class FleetDriver:
             self.post(events.Started(worker=effect.worker, serial=effect.serial, pid=pid))
 
     async def _probe(self, effect: events.Probe) -> None:
-        server = self._urls.get(effect.worker)
+        server, silent = self._urls.get(effect.worker), False
         try:
             if server is not None:
-                lack = None if await self._hooks.answers(server.url) else "it does not answer"
+                limits = self.fleet.state.pools[server.pool].health
+                lack, silent = await self._hooks.health(server.url, limits.timeout)
             else:
                 lack = await self.runner.probe(effect.worker, self._hooks.missing)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
@@ -436,7 +447,7 @@ class FleetDriver:
         if server is None and lack is None:
             self._tasks.spawn(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
             phases = self.runner.phases(effect.worker)
-        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, phases=phases))
+        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent, phases=phases))
 
     async def _sleep(self, effect: events.Sleep) -> None:
         worker = effect.worker
@@ -482,6 +493,9 @@ class FleetDriver:
     async def _count(self, effect: events.CountRequests) -> None:
         async for count in self._hooks.requests_left(effect.worker):
             self.post(events.RequestsLeft(worker=effect.worker, serial=effect.serial, **count._asdict()))
+
+    async def _mark_silent(self, effect: events.MarkSilent) -> None:
+        await self._hooks.mark_silent(effect.worker, silent=effect.silent, draining=effect.draining)
 
     async def _withdraw(self, effect: events.Withdraw) -> None:
         await self._hooks.withdraw(effect.worker)
