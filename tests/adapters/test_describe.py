@@ -99,3 +99,30 @@ async def test_nobody_there_is_an_engine_error() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(EngineError, match="does not answer"):
             await describe(http, "http://127.0.0.1:9", worker=WorkerId("w"), epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "words"),
+    [
+        (401, "", "/v1/models answers 401 (it wants an API key)"),
+        (404, "", "/v1/models answers with status 404 (is it an OpenAI-compatible server?)"),
+        (200, "hello", "/v1/models answers without JSON (is it an OpenAI-compatible server?)"),
+    ],
+)
+async def test_why_a_server_can_not_be_read_is_said_as_it_is(status: int, text: str, words: str) -> None:
+    async def reply(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", reply)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(EngineError) as caught:
+                await describe(http, url, worker=WorkerId("w"), epoch=1)
+            assert words in str(caught.value)
+    finally:
+        await runner.cleanup()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.adapters.connectors.engine_process import EngineProcess
@@ -13,7 +14,7 @@ from penstock.fleet.events import DrainDesired, DrainDropped, DrainForgotten, Dr
 from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import Pool
-from tests.adapters.connectors.holding import Ward, eventually
+from tests.adapters.connectors.holding import SETTINGS, Ward, eventually
 
 URL = "http://gpu1:8000"
 
@@ -73,6 +74,27 @@ async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_com
             await ward.connector.ready()
         ward.nurse.there.add(URL)
         await eventually(lambda: ward.nurse.told == ["came urls-0"])
+    finally:
+        await ward.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_a_fleet_starts_with_the_servers_that_answer_and_takes_the_others_in_when_they_come(
+    tmp_path: Path, wait: bool
+) -> None:
+    ward = Ward(tmp_path / "some")
+    ward.connector.use(msgspec.structs.replace(SETTINGS, wait=wait))
+    other = "http://gpu2:8000"
+    servers = [EngineProcess("urls-0", "urls", URL, None, {}), EngineProcess("urls-1", "urls", other, None, {})]
+    ward.connector.attach("urls", Pool(model="m", desired=2), servers, HealthLimits(interval=0.001))
+    if not wait:
+        ward.nurse.there.add(other)
+    await ward.connector.start()
+    try:
+        away = await ward.connector.ready()
+        assert away == {"urls-0": f"{URL} is away", **({"urls-1": f"{other} is away"} if wait else {})}
+        ward.nurse.there |= {URL, other}
+        await eventually(lambda: {"came urls-0", "came urls-1"} <= set(ward.nurse.told))
     finally:
         await ward.close()
 

@@ -172,9 +172,15 @@ async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, 
     """Return the model's entry in the server's list, and the names of its adapters."""
     listing = await server.json("/v1/models")
     if listing is None:
-        if await server.status("/v1/models") == 503 or await server.status("/health") == 503:
+        status = await server.status("/v1/models")
+        if status == 503 or await server.status("/health") == 503:
             raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
-        raise EngineError(f"{server.url}/v1/models does not answer", hint="is it an OpenAI-compatible server, and up?")
+        if status is None:
+            raise EngineError(f"{server.url} does not answer", hint="is it up, and is this its address?")
+        if status in (401, 403):
+            raise EngineError(f"{server.url}/v1/models answers {status}", hint="it wants an API key")
+        what = "without JSON" if status == 200 else f"with status {status}"
+        raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
     entries = listing.get("data") if isinstance(listing, dict) else None
     models = [
         entry

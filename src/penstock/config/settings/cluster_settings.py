@@ -424,6 +424,13 @@ class SuperviseSettings(Settings, frozen=True, kw_only=True):
             live=True,
         ),
     ] = None
+    wait: Annotated[
+        bool,
+        Knob(
+            "Start although none of the servers in urls answers yet, and take them in when they come; else that is an "
+            "error. Some of them may be away in any case."
+        ),
+    ] = False
     restart_backoff: Annotated[
         float,
         Knob(

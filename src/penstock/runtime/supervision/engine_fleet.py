@@ -282,15 +282,17 @@ class EngineFleet:
         for pods in self._pods:
             self._tasks.append(asyncio.create_task(pods.run(), name="pods"))
 
-    async def ready(self) -> None:
+    async def ready(self) -> Mapping[str, str]:
         """Wait until every engine served for the first time, or failed to, and every ready pod is known.
 
+        Returns: attached servers that do not answer, each with its reason; they are taken in when they come.
+
         Raises:
-            PenstockError: an engine could not be started, or a server not reached; the message says which and why.
+            PenstockError: an engine could not be started, or nobody serves; the message says which and why.
         """
         for pods in self._pods:
             await pods.read()
-        await self.driver.ready()
+        return await self.driver.ready()
 
     async def recall(self) -> None:
         """Take over the entries of engines that an earlier process left running, and delete those of ended ones."""

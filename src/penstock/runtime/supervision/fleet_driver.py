@@ -361,23 +361,33 @@ class FleetDriver:
         await self.runner.end_survivors(numbers)
         self.post(events.Begun())
 
-    async def ready(self) -> None:
-        """Wait until every replica served for the first time, or failed to.
+    async def ready(self) -> Mapping[str, str]:
+        """Wait until every replica served for the first time, or failed to; return who is away of others' servers.
+
+        They join when they answer: worker -> why it does not.
 
         Raises:
-            EngineError: one could not be started, or not reached; the message says which and why.
+            EngineError: one could not be started, or nobody serves; the message says which and why.
         """
+        away: dict[str, str] = {}
         waiting = {worker for worker, life in self.fleet.state.lives.items() if life.wanted}
         async for _ in self.watch():
             lives = self.fleet.state.lives
             waiting = {worker for worker in waiting if worker in lives and not lives[worker].served}
             for worker in waiting:
-                failure = lives[worker].failure
-                if failure is not None and lives[worker].pool not in self._changing:
-                    raise EngineError(failure)
+                failure, pool = lives[worker].failure, lives[worker].pool
+                if failure is not None and pool not in self._changing:
+                    if not self.fleet.state.pools[pool].attached:
+                        raise EngineError(failure)
+                    away[worker] = failure
             waiting = {worker for worker in waiting if lives[worker].failure is None}
             if not waiting:
-                return
+                break
+        away = {worker: failure for worker, failure in away.items() if not self.fleet.state.lives[worker].served}
+        if away and not self.runner.settings.wait and not any(life.served for life in self.fleet.state.lives.values()):
+            hint = "--wait starts without them, and takes them in when they come"
+            raise EngineError("no server answers: " + "; ".join(list(away.values())[:4]), hint=hint)
+        return away
 
     # --- the Connector seam -------------------------------------------------------------------------------------------
 
