@@ -76,7 +76,7 @@ class Nurse:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def health(self, url: str, timeout: float) -> Health:
+    async def health(self, url: str, timeout: float, model: str) -> Health:
         if url in self.busy:
             return Health("it is busy", silent=True)
         return Health(None if url in self.there else "no answer")

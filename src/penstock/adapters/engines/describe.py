@@ -82,8 +82,8 @@ class Health(NamedTuple):
     silent: bool = False
 
 
-async def health(http: aiohttp.ClientSession, url: str, timeout: float) -> Health:
-    """Ask a server's /health (or, where it has none, /v1/models) whether it serves.
+async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: str) -> Health:
+    """Ask a server's /health (where it has one) whether it serves, and its list whether it still serves the model.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
@@ -93,9 +93,11 @@ async def health(http: aiohttp.ClientSession, url: str, timeout: float) -> Healt
         if status is None:
             silent = server.silent
             return Health(f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent)
-        if status != 404:
-            return Health(None if status == 200 else f"{path} answers {status}")
-    return Health("it has neither /health nor /v1/models")
+        if status != 200 and (path, status) != ("/health", 404):
+            return Health(f"{path} answers {status}")
+    listing = await server.object("/v1/models")
+    names = [entry.get("id") for entry in listing.get("data") or () if isinstance(entry, dict)]
+    return Health(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
 async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:

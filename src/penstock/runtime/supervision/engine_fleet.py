@@ -356,8 +356,8 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def health(self, url: str, timeout: float) -> Health:
-        return await health(self._http.session, url, timeout)
+    async def health(self, url: str, timeout: float, model: str) -> Health:
+        return await health(self._http.session, url, timeout, model)
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         card = self._cards.get(worker)

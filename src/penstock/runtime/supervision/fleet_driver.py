@@ -51,8 +51,8 @@ class FleetHooks(Protocol):
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def health(self, url: str, timeout: float) -> Health:
-        """Ask a server that others run whether it is healthy, for at most so many seconds."""
+    async def health(self, url: str, timeout: float, model: str) -> Health:
+        """Ask a server that others run whether it serves a model, for at most so many seconds."""
         ...
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
@@ -446,8 +446,8 @@ class FleetDriver:
         server, silent = self._urls.get(effect.worker), False
         try:
             if server is not None:
-                limits = self.fleet.state.pools[server.pool].health
-                lack, silent = await self._hooks.health(server.url, limits.timeout)
+                pool = self.fleet.state.pools[server.pool]
+                lack, silent = await self._hooks.health(server.url, pool.health.timeout, pool.configured.model)
             else:
                 lack = await self.runner.probe(effect.worker, self._hooks.missing)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
