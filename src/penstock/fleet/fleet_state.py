@@ -8,9 +8,6 @@ from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Pool, Replica, ReplicaState, Role, StartRecord
 
-RESTART_BACKOFF_MAX = 30.0
-"""Longest wait in seconds before a crashed process is started again; one that ran longer waits like a first time."""
-
 Phase = Literal[
     "planned",
     "queued",
@@ -107,7 +104,7 @@ class Life(msgspec.Struct, kw_only=True):
     due: Nanos | None = None
     """When its phase ends by itself, or the next probe is due."""
     backoff: float = 0.0
-    """Seconds to wait after the next crash; 0 is as in the settings."""
+    """Seconds that the last crash had to wait by `crash_wait`; 0 before the first."""
     wait: float = 0.0
     """Seconds from its end to its next start."""
     given_up: bool = False

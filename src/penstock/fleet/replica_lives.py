@@ -1,7 +1,8 @@
 """Replica lives: start, probes, announcement, drain, change of role, crash, back-off and end of each replica."""
 
 from penstock.fleet import events
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetPool, FleetState, Life
+from penstock.fleet.crash_backoff import crash_wait
+from penstock.fleet.fleet_state import FleetPool, FleetState, Life
 from penstock.kernel.machine import Effect, Nanos, nanos, seconds
 from penstock.kernel.values import Role, StartRecord
 
@@ -361,11 +362,9 @@ class ReplicaLives:
 
     def _crashed(self, now: Nanos, life: Life, reason: str, wait: float | None = None) -> None:
         """Take a replica that should serve out, and start it again after a while."""
-        first = life.backoff or self.state.times.restart_backoff
-        if life.up and seconds(now - life.started) > RESTART_BACKOFF_MAX:
-            first = self.state.times.restart_backoff
-        life.wait = first if wait is None else wait
-        life.backoff = min(RESTART_BACKOFF_MAX, 2 * first)
+        ran = seconds(now - life.started) if life.up else 0.0
+        life.backoff = crash_wait(life.backoff, ran, self.state.times.restart_backoff)
+        life.wait = life.backoff if wait is None else wait
         life.reason = reason
         if life.up:
             self.state.restarts += 1

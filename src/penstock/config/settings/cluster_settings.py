@@ -11,7 +11,8 @@ from penstock.config.settings.picker_settings import PickerSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.config.settings.tenant_settings import AuditSettings, TenantSettings
 from penstock.engine.settings import SimSettings
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, HealthLimits
+from penstock.fleet.crash_backoff import RESTART_BACKOFF_MAX
+from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.settings import Knob, Settings
 from penstock.kernel.values import HandoffProtocol, Role, Slo
 from penstock.router.settings import RouterSettings
