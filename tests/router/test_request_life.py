@@ -451,6 +451,37 @@ class TestBlame:
         assert only(world.post(arrived("r", preferences=wish)), Dispatch).target.worker == "a"
 
 
+class TestFleetLimits:
+    """Limits that are not set follow from the sequences that the engines take."""
+
+    @staticmethod
+    def limits(world: RouterWorld) -> tuple[int, int]:
+        pool = world.router.pools["m"]
+        return pool.waiting_max, pool.inflight_max
+
+    def test_they_grow_and_shrink_with_the_fleet(self) -> None:
+        world = RouterWorld(*(card(f"w{n}", max_num_seqs=256) for n in range(100)))
+        assert self.limits(world) == (12_800, 25_600 + 12_800)
+        world.post(WorkerJoined(card=card("more", max_num_seqs=None, ranks=2)))
+        assert self.limits(world)[1] == 25_600 + 12_800 + 3 * 256, "two ranks of the usual size"
+        for n in range(90):
+            world.post(WorkerLeft(worker=WorkerId(f"w{n}"), epoch=1, reason="scaled in"))
+        assert self.limits(world) == (10 * 128 + 256, 8192)
+
+    def test_a_small_fleet_keeps_what_a_router_has_memory_for(self) -> None:
+        assert self.limits(RouterWorld(card("a", max_num_seqs=1))) == (1024, 8192)
+
+    def test_what_is_set_counts(self) -> None:
+        cards = [card(f"w{n}", max_num_seqs=256) for n in range(100)]
+        assert self.limits(RouterWorld(*cards, inflight_max=7, queue=QueueSettings(length_max=3))) == (3, 7)
+
+    def test_a_snapshot_keeps_them(self) -> None:
+        world = RouterWorld(*(card(f"w{n}", max_num_seqs=256) for n in range(100)))
+        other = RouterWorld()
+        other.router.restore(world.router.snapshot())
+        assert self.limits(other) == self.limits(world)
+
+
 def test_every_phase_but_the_last_can_be_closed() -> None:
     phases = {phase for phase, _ in TRANSITIONS} - {"done"}
     assert {phase for phase, step in TRANSITIONS if step == "close"} == phases

@@ -32,8 +32,8 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         return
     request.counted = True
     pool.inflight += 1
-    if pool.inflight > core.settings.inflight_max:
-        text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
+    if pool.inflight > pool.inflight_max:
+        text = f"{pool.inflight_max} requests of {event.model} are running or waiting"
         close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
     wish = event.preferences

@@ -158,7 +158,7 @@ def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
 def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """End a request that no worker can take; the outcome depends on the party at fault."""
     wish = request.event.preferences
-    if request.awaits_adapter and len(core.waiting_for_worker) < core.settings.queue.length_max:
+    if request.awaits_adapter and len(core.waiting_for_worker) < pool.waiting_max:
         return _strand(core, now, request, core.settings.queue.wait_max)
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
@@ -177,7 +177,7 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     settings = core.settings.queue
     if step.eligible.by_preference:
         close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
-    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < settings.length_max:
+    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.waiting_max:
         _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
@@ -224,11 +224,12 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     tenant, work = "", 0
     if pool.fair is not None:
         tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
-        if pool.fair.full_for(tenant):
-            text = f"{pool.fair.room(tenant)} requests of this tenant are waiting, which is its share of the queue"
+        room = pool.fair.room(tenant, pool.waiting_max)
+        if pool.fair.waits(tenant) >= room:
+            text = f"{room} requests of this tenant are waiting, which is its share of the queue"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
             return
-    if pool.queue.full:
+    if len(pool.queue) >= pool.waiting_max:
         text = f"{len(pool.queue)} requests of {pool.model} are waiting, which is the limit"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
