@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.describe import Health, describe, health, measured_speed
+from penstock.adapters.engines.describe import ServerHealth, describe, health, measured_speed
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -41,7 +41,7 @@ async def serving(routes: dict[str, Any], status: int = 200) -> AsyncIterator[st
 async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
     """Serve these answers and describe the server."""
     async with serving(routes) as url, aiohttp.ClientSession() as http:
-        assert isinstance(await health(http, url, 5.0, "m"), Health)
+        assert isinstance(await health(http, url, 5.0, "m"), ServerHealth)
         await measured_speed(http, url)
         return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
 
@@ -54,7 +54,7 @@ async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
         busy = await health(http, url, 0.3, "m")
         assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
         listener.close()
-        assert await health(http, url, 0.3, "m") == Health("no answer", silent=False)
+        assert await health(http, url, 0.3, "m") == ServerHealth("no answer", silent=False)
 
 
 @pytest.mark.parametrize(

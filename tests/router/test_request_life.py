@@ -80,6 +80,33 @@ def test_the_budget_of_attempts_ends_in_one_failure() -> None:
     world.post(failed(2))
     closed = only(world.post(failed(3)), Closed)
     assert (closed.outcome, closed.fault, closed.status, closed.attempts) == ("failed", "engine", 502, 3)
+    assert "router.attempts_max 3" in closed.reason
+    (finding,) = (each for each in world.router.status(world.now).findings if "failed on workers" in each.text)
+    assert finding.text.endswith("it was: connection refused")
+
+
+def test_a_request_that_ends_sooner_says_why_no_other_worker_took_it() -> None:
+    world = RouterWorld(card("a"), card("b"), attempts_max=3)
+    world.post(arrived("r"))
+    world.post(failed(1))
+    closed = only(world.post(failed(2)), Closed)
+    assert "no other worker can take it" in closed.reason and "failed this request before" in closed.reason
+    world.post(Woken(), after=601.0)
+    assert not any("failed on workers" in each.text for each in world.router.status(world.now).findings)
+
+
+def test_workers_that_refuse_connections_are_all_tried_before_a_request_is_lost() -> None:
+    """Two thousand streams at once: some connects run into their limit at every worker."""
+    world = RouterWorld(*(card(name) for name in "abcd"), attempts_max=3)
+    for n in range(40):
+        world.post(arrived(f"r{n}", prompt(n)))
+    ends = []
+    for n in range(40):
+        id = RequestId(f"r{n}")
+        for attempt in (1, 2):
+            late = Failed(id=id, attempt=attempt, reason="TimeoutError", retryable=True, received=False)
+            ends += [effect for effect in world.post(late) if isinstance(effect, Closed)]
+    assert not ends and all(world.sent(f"r{n}").attempt == 3 for n in range(40))
 
 
 def test_a_failure_after_the_first_token_is_final() -> None:

@@ -23,7 +23,7 @@ from penstock.router.workers.roster import RosterWorker
 StatusRow = dict[str, float | None]
 """Name of a figure -> its value; None is unknown."""
 REFUSAL_SHOWN = 600.0
-"""Seconds that a refusal for load stays a finding: later, only the counts show it."""
+"""Seconds that a refusal for load, or a failure, stays a finding: later, only the counts show it."""
 
 
 def router_status(router: RouterState, now: Nanos) -> RouterStatus:
@@ -66,6 +66,7 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 add("warning", f"{worker.card.id}: {doubt}", "it gets requests again once it answers; see its log")
         found += _stage_findings(pool, workers, now)
         found += _refusal_findings(pool, now)
+        found += _failure_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
         blind = [w.card.id for w in workers if not w.card.events]
@@ -105,6 +106,19 @@ def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) ->
     else:
         return []
     return [StatusFinding("warning", text, hint)]
+
+
+def _failure_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
+    """Return on which workers requests failed, for some minutes after the last failure."""
+    failed = [(*worker.failed, worker) for worker in workers if worker.failed is not None]
+    failed = [each for each in failed if seconds(now - each[0]) <= REFUSAL_SHOWN]
+    if not failed:
+        return []
+    at, why, _ = max(failed, key=lambda each: each[0])
+    counts = ", ".join(f"{worker.card.id} {worker.failures:,}" for _, _, worker in failed[:8])
+    more = f" and {len(failed) - 8} more workers" if len(failed) > 8 else ""
+    text = f"requests of {pool.model} failed on workers, the last one {seconds(now - at):.0f} s ago: {counts}{more}"
+    return [StatusFinding("warning", f"{text}; it was: {why}", "penstock explain shows the attempts of a request")]
 
 
 def _refusal_findings(pool: ModelPool, now: Nanos) -> list[StatusFinding]:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.state_file import StateFile
-from penstock.adapters.engines.describe import Health
+from penstock.adapters.engines.describe import ServerHealth
 from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet import events
@@ -76,10 +76,10 @@ class Nurse:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def health(self, url: str, timeout: float, model: str) -> Health:
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
         if url in self.busy:
-            return Health("it is busy", silent=True)
-        return Health(None if url in self.there else "no answer")
+            return ServerHealth("it is busy", silent=True)
+        return ServerHealth(None if url in self.there else "no answer")
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         word = f"{'silent' if silent else 'heard'} {worker}"

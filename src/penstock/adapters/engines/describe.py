@@ -75,14 +75,14 @@ async def describe(
         raise EngineError(f"{server.url} describes itself in a way that makes no sense: {error}") from error
 
 
-class Health(NamedTuple):
+class ServerHealth(NamedTuple):
     """What a server lacks to be healthy, None where it is; ``silent``: it takes connections and says nothing."""
 
     lack: str | None
     silent: bool = False
 
 
-async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: str) -> Health:
+async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: str) -> ServerHealth:
     """Ask a server's /health (where it has one) whether it serves, and its list whether it still serves the model.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
@@ -92,12 +92,14 @@ async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: s
         status = await server.status(path)
         if status is None:
             silent = server.silent
-            return Health(f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent)
+            return ServerHealth(
+                f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent
+            )
         if status != 200 and (path, status) != ("/health", 404):
-            return Health(f"{path} answers {status}")
+            return ServerHealth(f"{path} answers {status}")
     listing = await server.object("/v1/models")
     names = [entry.get("id") for entry in listing.get("data") or () if isinstance(entry, dict)]
-    return Health(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
+    return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
 async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:

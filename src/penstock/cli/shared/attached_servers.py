@@ -43,7 +43,7 @@ def attached_models(
     by_model: dict[str, list[str]] = {}
     folders: dict[str, str] = {}
     bases = [_base(url) for url in urls]
-    for base, name, root in _asked(bases, wait) if model is None else [(base, model, None) for base in bases]:
+    for base, name, root in _models_of(bases, wait) if model is None else [(base, model, None) for base in bases]:
         if root is not None:
             folders.setdefault(name, root)
         by_model.setdefault(name, []).append(base)
@@ -92,7 +92,7 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     return servers[0].url
 
 
-def _asked(bases: Sequence[str], wait: bool) -> list[tuple[str, str, str | None]]:
+def _models_of(bases: Sequence[str], wait: bool) -> list[tuple[str, str, str | None]]:
     """Ask servers for their models; return (server, model, tokenizer's folder).
 
     One that does not answer is taken for a server of the model that all others have; where these have several, it is

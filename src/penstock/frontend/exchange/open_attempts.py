@@ -77,9 +77,13 @@ class OpenAttempts:
 
     async def watch(self, cluster: ClusterView, limit: Callable[[], float]) -> None:
         """Look at every attempt four times a second, until cancelled. ``limit``: seconds of `judge`."""
+        now = time.monotonic()
         while True:
+            before = now
             await asyncio.sleep(PERIOD)
             now = time.monotonic()
+            if now - before > 2 * PERIOD:
+                continue  # the loop was late itself: what has come is to be read before anybody is called silent
             for attempt in list(self.open.values()):
                 await attempt.look(now)
             self.judge(cluster, now - limit())

@@ -166,7 +166,8 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     if request.attempt:
         status = request.last_status or 502
         code = ENGINE_BUSY if status in (429, 503) else None
-        close(core, now, request, "failed", "engine", status, request.last_failure, code=code)
+        reason = f"{request.last_failure}; no other worker can take it: {step.eligible.reasons or 'none is there'}"
+        close(core, now, request, "failed", "engine", status, reason, code=code)
         return
     if wish.worker is not None and core.roster.get(wish.worker) is None:
         known = ", ".join(sorted(w.card.id for w in core.roster if w.card.model == pool.model)) or "none"

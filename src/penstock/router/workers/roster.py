@@ -39,6 +39,8 @@ class RosterWorker(msgspec.Struct):
     breaker: CircuitBreaker = msgspec.field(default_factory=CircuitBreaker)
     requests: int = 0
     failures: int = 0
+    failed: tuple[Nanos, str] | None = None
+    """When a request last failed by its fault, and why."""
     speed: tuple[float, float, float, float] | None = None
     """(prefill intercept s, prefill s/token, decode base s, decode s/KV block), as it measured itself."""
 

@@ -17,7 +17,7 @@ from penstock.adapters.connectors.engine_process import EngineProcess, EngineTem
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
-from penstock.adapters.engines.describe import Health, describe, health, lacking
+from penstock.adapters.engines.describe import ServerHealth, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
@@ -356,7 +356,7 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def health(self, url: str, timeout: float, model: str) -> Health:
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
         return await health(self._http.session, url, timeout, model)
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:

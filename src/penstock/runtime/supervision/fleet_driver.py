@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
-from penstock.adapters.engines.describe import Health
+from penstock.adapters.engines.describe import ServerHealth
 from penstock.adapters.seams import ConnectorError
 from penstock.adapters.task_cancel import end
 from penstock.config.settings.cluster_settings import SuperviseSettings
@@ -51,7 +51,7 @@ class FleetHooks(Protocol):
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def health(self, url: str, timeout: float, model: str) -> Health:
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
         """Ask a server that others run whether it serves a model, for at most so many seconds."""
         ...
 
