@@ -188,7 +188,7 @@ class FleetWorld:
         assert self.entries.get(effect.worker) == effect.draining, (
             f"{effect.worker} is marked and not as it was published"
         )
-        assert effect.silent == self.fleet.state.lives[effect.worker].silent
+        assert effect.silent == (self.fleet.state.lives[effect.worker].silent_since is not None)
 
     def do_PublishReplica(self, now: Nanos, effect: events.PublishReplica) -> Event | None:
         worker = effect.worker

@@ -19,6 +19,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
         gpus: that each replica takes of this machine's.
         adopted: engines of an earlier supervisor that run already: their numbers and GPUs.
         attached: its replicas are servers that others run, ``configured.desired`` of them.
+        watched: its processes are asked for their health, as such servers are, and started again where they are stuck.
         sleeping: replicas that are put to sleep at most, in place of ending, where the pool shrinks.
     """
 
@@ -28,6 +29,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     adopted: dict[int, tuple[int, ...]] = {}
     attached: bool = False
     health: HealthLimits = HealthLimits()
+    watched: bool = False
     sleeping: int = 0
 
 

@@ -148,6 +148,7 @@ class Fleet:
             gpus=event.gpus,
             attached=event.attached,
             health=event.health,
+            watched=event.watched,
             sleeping=event.sleeping,
             goal=goal,
         )

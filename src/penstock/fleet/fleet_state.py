@@ -110,8 +110,8 @@ class Life(msgspec.Struct, kw_only=True):
     given_up: bool = False
     misses: int = 0
     """Health checks in a row that failed."""
-    silent: bool = False
-    """Whether the frontends know that it takes connections and does not answer its health check."""
+    silent_since: Nanos | None = None
+    """Since when the frontends know that it does not answer its health check; None while it does."""
     drained: bool = False
     """Whether a record of a drain of it is kept."""
     drained_since: Nanos = 0
@@ -166,6 +166,8 @@ class FleetPool(msgspec.Struct, kw_only=True):
     gpus: int = 0
     attached: bool = False
     health: HealthLimits = HealthLimits()
+    watched: bool = False
+    """Whether the health of its own processes is checked, too."""
     sleeping: int = 0
     """Replicas that sleep at most."""
     begun: bool = False

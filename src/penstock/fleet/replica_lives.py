@@ -14,6 +14,9 @@ ACKNOWLEDGED_AFTER = nanos(3.0)
 LAST_COUNT = nanos(0.5)
 """Longest wait for the count of the requests that are cut off when a drain's time is over."""
 
+STUCK_AFTER = nanos(60.0)
+"""After which an engine of ours that answers no health check is started again: none that has served is busy so long."""
+
 NOT_WANTED = "it is not wanted any more"
 
 
@@ -135,13 +138,16 @@ class ReplicaLives:
             life.misses = 0 if event.lack is None else life.misses + 1
             life.due = now + nanos(limits.interval)
             missed = life.misses >= limits.misses
-            if missed and not event.silent:
+            attached, since = self.state.pools[life.pool].attached, life.silent_since
+            if missed and not attached and since is not None and now - since > STUCK_AFTER:
+                self._crashed(now, life, f"was stuck: {event.lack} for {seconds(now - since):.0f} s")
+            elif missed and attached and not event.silent:
                 reason = f"stopped to serve: {event.lack}"
                 self._effects.append(events.Crashed(worker=life.worker, reason=reason, kind="server"))
                 self._away(now, life, event.lack or "")
-            elif missed or (life.silent and event.lack is None):
+            elif missed or (since is not None and event.lack is None):
                 # Busy is not dead: the frontends know of the bytes that still come from it, and it keeps its requests.
-                life.silent, life.reason = missed, event.lack
+                life.silent_since, life.reason = (since or now) if missed else None, event.lack
                 effect = events.MarkSilent(worker=life.worker, silent=missed, draining=life.aside)
                 self._effects.append(effect)
 
@@ -310,8 +316,9 @@ class ReplicaLives:
             )
         life.up = life.served = True
         life.reason = life.failure = None
-        life.misses, life.silent = 0, False
-        life.due = now + self._health_interval(life) if attached else None
+        life.misses, life.silent_since = 0, None
+        watched = attached or self.state.pools[life.pool].watched
+        life.due = now + self._health_interval(life) if watched else None
         if attached:
             life.serial = self._next_serial()
         if life.aside and not self._parked(life):

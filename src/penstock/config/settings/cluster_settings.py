@@ -35,7 +35,7 @@ START_TIMEOUT = 60.0
 
 
 class HealthSettings(Settings, frozen=True, kw_only=True):
-    """Health checks of servers that others run."""
+    """Health checks of engines that serve, of servers that others run and of engines that are started here."""
 
     interval: Annotated[
         float,

@@ -260,7 +260,9 @@ class EngineFleet:
             if self._tiers is not None and has_tier_process(pool):
                 self._caches[base] = pool.cache
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
-            added = self.driver.add(base, template, configured, sleeping=pool.sleeping)
+            # In pods that is the kubelet's to do.
+            health = pool.health.limits if self._elsewhere is None else None
+            added = self.driver.add(base, template, configured, sleeping=pool.sleeping, health=health)
             return [WorkerId(worker) for worker in added]
         servers = [
             EngineProcess(f"{base}-{n}", base, url, None, overrides_of(pool, url)) for n, url in enumerate(pool.urls)

@@ -302,11 +302,20 @@ class FleetDriver:
         """Find the engines that an earlier supervisor left running."""
         await self.runner.open()
 
-    def add(self, name: str, template: EngineTemplate, configured: Pool, *, sleeping: int = 0) -> list[str]:
+    def add(
+        self,
+        name: str,
+        template: EngineTemplate,
+        configured: Pool,
+        *,
+        sleeping: int = 0,
+        health: HealthLimits | None = None,
+    ) -> list[str]:
         """Add a pool of processes; return the ids of the engines that it then has.
 
         Args:
             sleeping: replicas that are put to sleep at most where it shrinks.
+            health: of checks of engines that serve; None makes none.
 
         Raises:
             ConfigError: the machine has too few GPUs.
@@ -326,7 +335,15 @@ class FleetDriver:
         self._templates[name], self._configured[name] = template, configured.desired
         desired = msgspec.structs.replace(configured, desired=replicas)
         self.post(
-            events.PoolAdded(pool=name, configured=desired, gpus=template.gpus, adopted=adopted, sleeping=sleeping)
+            events.PoolAdded(
+                pool=name,
+                configured=desired,
+                gpus=template.gpus,
+                adopted=adopted,
+                sleeping=sleeping,
+                health=health or HealthLimits(),
+                watched=health is not None,
+            )
         )
         return [life.worker for life in self.fleet.state.of(name)]
 
@@ -444,6 +461,9 @@ class FleetDriver:
 
     async def _probe(self, effect: events.Probe) -> None:
         server, silent = self._urls.get(effect.worker), False
+        life = self.fleet.state.lives.get(effect.worker)
+        if server is None and life is not None and life.phase == "ready":
+            server = self.runner.process(effect.worker)
         try:
             if server is not None:
                 pool = self.fleet.state.pools[server.pool]
