@@ -1,12 +1,15 @@
 """What a server says of itself: stock shapes are read, odd ones are left out, never fatal."""
 
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.describe import describe, healthy, measured_speed
+from penstock.adapters.engines.describe import ServerHealth, describe, health, measured_speed
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -14,14 +17,15 @@ MODELS = {"data": [{"id": "m", "max_model_len": 4096}, {"id": "m-lora", "parent"
 METRICS = 'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="512"} 1.0\n'
 
 
-async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
-    """Serve these answers (text, JSON; what is absent is a 404) and describe the server."""
+@asynccontextmanager
+async def serving(routes: dict[str, Any], status: int = 200) -> AsyncIterator[str]:
+    """Serve these answers (text, JSON; what is absent is a 404), and yield the URL."""
 
     async def answer(request: web.Request) -> web.Response:
         found = routes.get(request.path, routes.get("*"))
         if found is None:
             return web.Response(status=404)
-        return web.Response(text=found) if isinstance(found, str) else web.json_response(found)
+        return web.Response(text=found, status=status) if isinstance(found, str) else web.json_response(found)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
@@ -29,13 +33,49 @@ async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession() as http:
-            await healthy(http, url)
-            await measured_speed(http, url)
-            return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
+    """Serve these answers and describe the server."""
+    async with serving(routes) as url, aiohttp.ClientSession() as http:
+        assert isinstance(await health(http, url, 5.0, "m"), ServerHealth)
+        await measured_speed(http, url)
+        return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
+
+
+async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
+    """A process that blocks takes connections, since the kernel does that for it, and answers none."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with aiohttp.ClientSession() as http:
+        busy = await health(http, url, 0.3, "m")
+        assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
+        listener.close()
+        assert await health(http, url, 0.3, "m") == ServerHealth("no answer", silent=False)
+
+
+@pytest.mark.parametrize(
+    ("routes", "lack"),
+    [
+        ({"/health": "ok", "/v1/models": MODELS}, None),
+        ({"/v1/models": MODELS}, None),
+        (
+            {"/health": "ok", "/v1/models": {"data": [{"id": "other"}]}},
+            "does not serve 'm' any more; it lists ['other']",
+        ),
+        ({"/health": "ok"}, "/v1/models answers 404"),
+        ({"*": "a page"}, "does not serve 'm' any more"),
+    ],
+)
+async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
+    routes: dict[str, Any], lack: str | None
+) -> None:
+    async with serving(routes) as url, aiohttp.ClientSession() as http:
+        found = await health(http, url, 5.0, "m")
+        assert not found.silent and (found.lack is None if lack is None else lack in (found.lack or ""))
 
 
 async def test_a_stock_vllm_is_read_in_full() -> None:
@@ -87,3 +127,18 @@ async def test_nobody_there_is_an_engine_error() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(EngineError, match="does not answer"):
             await describe(http, "http://127.0.0.1:9", worker=WorkerId("w"), epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "words"),
+    [
+        (401, "", "/v1/models answers 401 (it wants an API key)"),
+        (404, "", "/v1/models answers with status 404 (is it an OpenAI-compatible server?)"),
+        (200, "hello", "/v1/models answers without JSON (is it an OpenAI-compatible server?)"),
+    ],
+)
+async def test_why_a_server_can_not_be_read_is_said_as_it_is(status: int, text: str, words: str) -> None:
+    async with serving({"*": text}, status) as url, aiohttp.ClientSession() as http:
+        with pytest.raises(EngineError) as caught:
+            await describe(http, url, worker=WorkerId("w"), epoch=1)
+        assert words in str(caught.value)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.adapters.engines.describe import describe, healthy, lacking, ready
+from penstock.adapters.engines.describe import describe, health, lacking, ready
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of
 from penstock.adapters.engines.dialects.vllm import reachable
@@ -230,7 +230,7 @@ async def test_readiness_needs_health_and_a_model() -> None:
         routes: dict[str, Any] = {"/health": (503, "starting"), "/v1/models": listing("vllm")}
         async with answering(routes) as url:
             assert await lacking(http, url) == "/health answers 503"
-            assert not await healthy(http, url)
+            assert (await health(http, url, 5.0, "m")).lack == "/health answers 503"
             routes["/health"] = ""
             routes["/v1/models"] = {"data": []}
             assert await lacking(http, url) == "it lists no model"
@@ -241,4 +241,4 @@ async def test_readiness_needs_health_and_a_model() -> None:
             routes["/v1/models"] = listing("vllm")
             await ready(http, url, timeout=5.0)
             del routes["/health"]  # some servers have none
-            assert await lacking(http, url) is None and await healthy(http, url)
+            assert await lacking(http, url) is None and (await health(http, url, 5.0, "m")).lack is None

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -840,3 +841,23 @@ async def test_retry_after_is_read_where_it_is_a_number(kind: str) -> None:
             await call.read()
             call.close()
         await calls.close()
+
+
+async def test_a_loop_that_is_busy_for_longer_than_the_connects_time_blames_no_engine() -> None:
+    """As where thousands of requests come at once: the engine has taken the connection long before we see it."""
+    busy = True
+
+    async def hog() -> None:
+        while busy:
+            time.sleep(0.03)  # noqa: ASYNC251 - this is what makes a loop late
+            await asyncio.sleep(0)
+
+    async with engine([unary(b"ok")]) as raw:
+        calls = client("fast", connect_timeout=0.02)
+        hogging = asyncio.create_task(hog())
+        try:
+            assert (await ask(calls, raw.url))[2] == b"ok"
+        finally:
+            busy = False
+            await hogging
+            await calls.close()

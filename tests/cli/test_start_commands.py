@@ -171,6 +171,14 @@ def test_attach_to_nobody_is_a_sentence(penstock, started):
     assert started == []
 
 
+def test_attach_starts_with_the_servers_that_answer(penstock, started, cluster):
+    cluster.models = ("base",)
+    down = "http://127.0.0.1:9"
+    assert penstock("attach", down, cluster.url, "--wait").exit_code == 0
+    settings = started[0][1]
+    assert settings.models["base"].pools["attached"].urls == (cluster.url, down) and settings.supervise.wait
+
+
 def test_join_asks_for_the_only_model(penstock, started, cluster):
     assert penstock("join", "--url", cluster.url, "--sim.kv_blocks", "100").exit_code == 0
     ((url, pool, model, settings),) = started

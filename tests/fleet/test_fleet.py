@@ -233,3 +233,55 @@ def test_answers_to_former_effects_change_nothing() -> None:
     ):
         here.post(event)
     assert here.fleet.snapshot() == before
+
+
+class Stuck(Driven):
+    """A fleet whose one engine may be stuck."""
+
+    def __init__(self, *, watched: bool = True) -> None:
+        self.stuck: set[str] = set()
+        super().__init__(replicas=0)
+        self.post(events.PoolAdded(pool="own", configured=Pool(model="m", desired=1), watched=watched))
+        self.post(events.Begun())
+        self.took()
+
+    def answers(self, effect: Effect) -> list[Event]:
+        if isinstance(effect, events.Probe) and effect.worker in self.stuck:
+            lack = "no answer to its health check within 5 s"
+            return [events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=True)]
+        return super().answers(effect)
+
+    def marks(self) -> list[str]:
+        """Return what was done since the last call, but for probes."""
+        return [each for each in dict.fromkeys(self.took()) if not each.startswith("Probe")]
+
+
+def test_an_engine_that_is_stuck_is_avoided_within_seconds_and_started_again() -> None:
+    here = Stuck()
+    here.stuck.add("own-0")
+    here.wait(5.0)
+    assert here.marks() == ["MarkSilent own-0"]
+    here.wait(50.0)
+    assert here.marks() == ["MarkSilent own-0"], "it may be busy"
+    here.wait(15.0)
+    assert here.marks()[:5] == ["MarkSilent own-0", "Crashed own-0", "Withdraw own-0", "Stop own-0", "Spawn own-0"]
+    here.stuck.clear()
+    here.wait(5.0)
+    assert here.fleet.state.lives["own-0"].phase == "ready" and here.marks()[-1] != "MarkSilent own-0"
+
+
+def test_an_engine_that_was_only_busy_is_not_started_again() -> None:
+    here = Stuck()
+    here.stuck.add("own-0")
+    here.wait(40.0)
+    here.stuck.clear()
+    here.wait(40.0)
+    here.stuck.add("own-0")
+    here.wait(40.0)
+    assert here.marks() == ["MarkSilent own-0"]
+
+
+def test_a_fleet_on_virtual_time_is_not_asked_for_its_health() -> None:
+    here = Stuck(watched=False)
+    here.wait(100.0)
+    assert here.took() == []

@@ -147,6 +147,8 @@ class Stand:
         self.router = router
         self.engines = engines
         self.http = aiohttp.ClientSession(base_url=server.url)
+        self.silent: set[str] = set()
+        """Workers whose health checks are said to be unanswered."""
         self.kept_records: list[Any] = []
         self.kept_copies: list[Any] = []
         self.kept_decisions: list[Any] = []
@@ -235,6 +237,7 @@ async def stand(
             stats=EngineStats(EngineStatsSettings(interval=0.0), lambda worker: NOTHING, "router")
         ),
         store=None,
+        membership=SimpleNamespace(silent=set()),
         plane=None,
         message_sources=SimpleNamespace(
             store=None,
@@ -263,6 +266,7 @@ async def stand(
     server = HttpServer(service)
     await server.start()
     found = Stand(service, server, live, router, engines)
+    found.silent = node.membership.silent
     found.kept_records = records.kept
     found.kept_copies = copies.kept
     found.kept_decisions = decisions.kept

@@ -177,6 +177,31 @@ async def test_a_prompt_at_which_every_engine_breaks_harms_nobody_else(how: str,
         assert [worker.breaker for worker in workers] == ["closed"] * 3
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "The model `m` does not exist.", "type": "NotFoundError", "param": "model", "code": 404},
+        {"message": "model 'm' not found, try pulling it first", "type": "api_error"},
+    ],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_engine_that_now_serves_another_model_is_not_the_clients_fault(
+    error: dict[str, Any], streamed: bool
+) -> None:
+    async with stand(2) as s:
+
+        async def other(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": error}, status=404)
+
+        s.engines[0].reply = other
+        for number in range(24):
+            assert (await s.chat(f"prompt {number}", stream=streamed)).status == 200
+        assert len(s.engines[0].bodies) <= 5, "its breaker opens, until the supervisor has looked again"
+        s.engines[1].reply = other
+        answer = await s.chat("nobody has it", stream=streamed)
+        assert answer.status == 404 and "model" in (await answer.json())["error"]["message"]
+
+
 async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> None:
     async with stand(2) as s:
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -326,8 +327,10 @@ async def test_a_stream_of_nothing_but_the_end_mark_is_no_answer() -> None:
         assert "without any output" in s.records[0].legs[0].failure
 
 
-async def test_a_silent_stream_of_a_worker_that_left_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.frontend.exchange.attempt.GONE_SILENCE", 0.1)
+IMPATIENT = FrontendSettings(upstream=UpstreamSettings(quiet_timeout=0.1))
+
+
+async def test_a_silent_stream_of_a_worker_that_left_is_given_up_early() -> None:
 
     async def stalls(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await said(request, [chunk({"content": "a "})], hold=30.0)
@@ -335,7 +338,7 @@ async def test_a_silent_stream_of_a_worker_that_left_is_given_up_early(monkeypat
     async def goes_on(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return await said(request, [chunk({"content": "b"}, finish="stop"), DONE])
 
-    async with stand(2, card={"engine": "sglang"}) as s:
+    async with stand(2, frontend=IMPATIENT, card={"engine": "sglang"}) as s:
         _in_turn(s, stalls, goes_on)
         answer = await s.chat(stream=True)
         gone = WorkerId(answer.headers["x-penstock-worker"])
@@ -345,11 +348,8 @@ async def test_a_silent_stream_of_a_worker_that_left_is_given_up_early(monkeypat
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_an_answer_that_a_worker_that_left_never_begins_is_got_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, streamed: bool
-) -> None:
+async def test_an_answer_that_a_worker_that_left_never_begins_is_got_elsewhere(streamed: bool) -> None:
     """vLLM forgets what comes while its engine ends, and keeps the connection open: it even waits for it."""
-    monkeypatch.setattr("penstock.frontend.exchange.attempt.GONE_SILENCE", 0.1)
     arrived = asyncio.Event()
 
     async def hangs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -357,7 +357,7 @@ async def test_an_answer_that_a_worker_that_left_never_begins_is_got_elsewhere(
         await asyncio.sleep(30)
         raise AssertionError("its client must have hung up by now")
 
-    async with stand(2) as s:
+    async with stand(2, frontend=IMPATIENT) as s:
         _in_turn(s, hangs, answer_well)
         asked = asyncio.create_task(s.chat(stream=streamed))
         await arrived.wait()
@@ -368,6 +368,54 @@ async def test_an_answer_that_a_worker_that_left_never_begins_is_got_elsewhere(
         body = await answer.read()
         assert answer.status == 200 and (b"[DONE]" in body if streamed else b"xxxxx" in body)
         assert "its worker is gone" in s.records[0].legs[0].failure
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_request_that_can_go_nowhere_else_waits_for_a_worker_that_is_gone(begun: bool) -> None:
+    """An engine that compiles kernels answers no health check either."""
+    goes_on, arrived = asyncio.Event(), asyncio.Event()
+
+    async def busy(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        if begun:
+            await response.write(chunk({"content": "a "}))
+        arrived.set()
+        await goes_on.wait()
+        await response.write(chunk({"content": "b"}, finish="stop") + DONE)
+        return response
+
+    async with stand(frontend=IMPATIENT, card={"engine": "sglang"}) as s:
+        s.engines[0].reply = busy
+        asked = asyncio.create_task(s.chat(stream=True))
+        await arrived.wait()
+        s.live.post("router", WorkerLeft(worker=WorkerId("e0"), epoch=1, reason="its health check failed"))
+        (attempt,) = s.service.open_attempts.open.values()
+        await eventually(lambda: not begun or attempt.tap.started)  # type: ignore[attr-defined]
+        for later in (1.0, 50.0):  # beyond the limit on those that are gone, within that on silence
+            await attempt.look(time.monotonic() + later)
+        goes_on.set()
+        assert (await (await asked).read()).endswith(DONE)
+        assert s.records[0].outcome == "ok"
+
+
+async def test_a_worker_that_answers_no_health_check_is_avoided_unless_bytes_come_from_it_or_it_is_the_last() -> None:
+    async with stand(2) as s:
+        attempts, now = s.service.open_attempts, time.monotonic()
+        worker = s.router.roster.workers[WorkerId("e0")]
+        s.silent.add(WorkerId("e0"))
+        attempts.heard[WorkerId("e0")] = now
+        attempts.judge(s.service.cluster, now - 5.0)
+        assert not worker.doubts, "a byte came since"
+        attempts.judge(s.service.cluster, now)
+        assert worker.doubts
+        assert {(await s.chat(f"prompt {n}")).headers["x-penstock-worker"] for n in range(4)} == {"e1"}
+        assert any("health check" in finding.text for finding in s.service.cluster.status().findings)
+        s.live.post("router", WorkerLeft(worker=WorkerId("e1"), epoch=1, reason="it is no more"))
+        assert (await s.chat()).headers["x-penstock-worker"] == "e0"
+        s.silent.clear()
+        attempts.judge(s.service.cluster, now)
+        assert not worker.doubts
 
 
 @pytest.mark.parametrize(

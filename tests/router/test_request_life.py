@@ -80,6 +80,33 @@ def test_the_budget_of_attempts_ends_in_one_failure() -> None:
     world.post(failed(2))
     closed = only(world.post(failed(3)), Closed)
     assert (closed.outcome, closed.fault, closed.status, closed.attempts) == ("failed", "engine", 502, 3)
+    assert "router.attempts_max 3" in closed.reason
+    (finding,) = (each for each in world.router.status(world.now).findings if "failed on workers" in each.text)
+    assert finding.text.endswith("it was: connection refused")
+
+
+def test_a_request_that_ends_sooner_says_why_no_other_worker_took_it() -> None:
+    world = RouterWorld(card("a"), card("b"), attempts_max=3)
+    world.post(arrived("r"))
+    world.post(failed(1))
+    closed = only(world.post(failed(2)), Closed)
+    assert "no other worker can take it" in closed.reason and "failed this request before" in closed.reason
+    world.post(Woken(), after=601.0)
+    assert not any("failed on workers" in each.text for each in world.router.status(world.now).findings)
+
+
+def test_workers_that_refuse_connections_are_all_tried_before_a_request_is_lost() -> None:
+    """Two thousand streams at once: some connects run into their limit at every worker."""
+    world = RouterWorld(*(card(name) for name in "abcd"), attempts_max=3)
+    for n in range(40):
+        world.post(arrived(f"r{n}", prompt(n)))
+    ends = []
+    for n in range(40):
+        id = RequestId(f"r{n}")
+        for attempt in (1, 2):
+            late = Failed(id=id, attempt=attempt, reason="TimeoutError", retryable=True, received=False)
+            ends += [effect for effect in world.post(late) if isinstance(effect, Closed)]
+    assert not ends and all(world.sent(f"r{n}").attempt == 3 for n in range(40))
 
 
 def test_a_failure_after_the_first_token_is_final() -> None:
@@ -436,7 +463,7 @@ class TestBlame:
         assert fails(world, "down", received=False).status == 502
         assert breakers(world) == ["open", "open"]
         status = world.router.status(world.now)
-        assert any("breakers are open" in finding.text for finding in status.findings) and status.models[0].ready
+        assert any("is in doubt" in finding.text for finding in status.findings) and status.models[0].ready
         sent = only(world.post(arrived("good")), Dispatch)
         assert "no other worker is left" in sent.decision.reason
         world.post(WorkerDraining(worker=WorkerId("a"), epoch=1))
@@ -449,6 +476,37 @@ class TestBlame:
         world.post(Failed(id=RequestId("down"), attempt=1, reason="refused", retryable=False, received=False))
         assert breakers(world) == ["open", "closed"] and answered(world, "other") == "b"
         assert only(world.post(arrived("r", preferences=wish)), Dispatch).target.worker == "a"
+
+
+class TestFleetLimits:
+    """Limits that are not set follow from the sequences that the engines take."""
+
+    @staticmethod
+    def limits(world: RouterWorld) -> tuple[int, int]:
+        pool = world.router.pools["m"]
+        return pool.waiting_max, pool.inflight_max
+
+    def test_they_grow_and_shrink_with_the_fleet(self) -> None:
+        world = RouterWorld(*(card(f"w{n}", max_num_seqs=256) for n in range(100)))
+        assert self.limits(world) == (12_800, 25_600 + 12_800)
+        world.post(WorkerJoined(card=card("more", max_num_seqs=None, ranks=2)))
+        assert self.limits(world)[1] == 25_600 + 12_800 + 3 * 256, "two ranks of the usual size"
+        for n in range(90):
+            world.post(WorkerLeft(worker=WorkerId(f"w{n}"), epoch=1, reason="scaled in"))
+        assert self.limits(world) == (10 * 128 + 256, 8192)
+
+    def test_a_small_fleet_keeps_what_a_router_has_memory_for(self) -> None:
+        assert self.limits(RouterWorld(card("a", max_num_seqs=1))) == (1024, 8192)
+
+    def test_what_is_set_counts(self) -> None:
+        cards = [card(f"w{n}", max_num_seqs=256) for n in range(100)]
+        assert self.limits(RouterWorld(*cards, inflight_max=7, queue=QueueSettings(length_max=3))) == (3, 7)
+
+    def test_a_snapshot_keeps_them(self) -> None:
+        world = RouterWorld(*(card(f"w{n}", max_num_seqs=256) for n in range(100)))
+        other = RouterWorld()
+        other.router.restore(world.router.snapshot())
+        assert self.limits(other) == self.limits(world)
 
 
 def test_every_phase_but_the_last_can_be_closed() -> None:

@@ -4,27 +4,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.adapters.connectors.engine_process import EngineProcess
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.settings.cluster_settings import PoolSettings
-from penstock.fleet import replica_lives
 from penstock.fleet.events import DrainDesired, DrainDropped, DrainForgotten, DrainReported
+from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import Pool
-from tests.adapters.connectors.holding import Ward, eventually
+from tests.adapters.connectors.holding import SETTINGS, Ward, eventually
 
 URL = "http://gpu1:8000"
 
 
 @pytest.fixture
-async def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ward]:
-    monkeypatch.setattr(replica_lives, "HEALTH_EVERY", 1_000_000)
+async def ward(tmp_path: Path) -> AsyncIterator[Ward]:
     made = Ward(tmp_path / "ward")
     made.nurse.there.add(URL)
     server = EngineProcess("urls-0", "urls", URL, None, {})
-    made.connector.attach("urls", Pool(model="m", desired=1), [server])
+    made.connector.attach("urls", Pool(model="m", desired=1), [server], HealthLimits(interval=0.001))
     await made.connector.start()
     yield made
     await made.close()
@@ -41,12 +41,28 @@ async def test_it_goes_and_comes_back(ward: Ward) -> None:
     nurse = ward.nurse
     await ward.connector.ready()
     nurse.there.clear()
-    gone = ["came urls-0", "crashed urls-0: stopped to answer its health check", "gone urls-0"]
+    gone = ["came urls-0", "crashed urls-0: stopped to serve: no answer", "gone urls-0"]
     await eventually(lambda: nurse.told == gone)
     replica = ward.connector.fleet.pools()["urls"].replicas[0]
-    assert (replica.state, replica.reason) in [("failed", "it does not answer"), ("failed", f"{URL} is away")]
+    assert (replica.state, replica.reason) in [("failed", "no answer"), ("failed", f"{URL} is away")]
     nurse.there.add(URL)
     await eventually(lambda: nurse.told == [*gone, "came urls-0"])
+
+
+async def test_a_busy_one_keeps_its_place_and_its_requests_until_it_answers_again(ward: Ward) -> None:
+    nurse = ward.nurse
+    await ward.connector.ready()
+    nurse.busy.add(URL)
+    await eventually(lambda: nurse.told == ["came urls-0", "silent urls-0"])
+    replica = ward.connector.fleet.pools()["urls"].replicas[0]
+    assert (replica.state, replica.reason) == ("ready", "it is busy")
+    nurse.busy.clear()
+    await eventually(lambda: nurse.told == ["came urls-0", "silent urls-0", "heard urls-0"])
+    nurse.busy.add(URL)
+    await eventually(lambda: nurse.told[-1] == "silent urls-0")
+    nurse.busy.clear()
+    nurse.there.clear()
+    await eventually(lambda: nurse.told[-1] == "gone urls-0")
 
 
 async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_come(tmp_path: Path) -> None:
@@ -58,6 +74,27 @@ async def test_one_that_is_not_there_at_the_start_is_told_once_and_may_still_com
             await ward.connector.ready()
         ward.nurse.there.add(URL)
         await eventually(lambda: ward.nurse.told == ["came urls-0"])
+    finally:
+        await ward.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_a_fleet_starts_with_the_servers_that_answer_and_takes_the_others_in_when_they_come(
+    tmp_path: Path, wait: bool
+) -> None:
+    ward = Ward(tmp_path / "some")
+    ward.connector.use(msgspec.structs.replace(SETTINGS, wait=wait))
+    other = "http://gpu2:8000"
+    servers = [EngineProcess("urls-0", "urls", URL, None, {}), EngineProcess("urls-1", "urls", other, None, {})]
+    ward.connector.attach("urls", Pool(model="m", desired=2), servers, HealthLimits(interval=0.001))
+    if not wait:
+        ward.nurse.there.add(other)
+    await ward.connector.start()
+    try:
+        away = await ward.connector.ready()
+        assert away == {"urls-0": f"{URL} is away", **({"urls-1": f"{other} is away"} if wait else {})}
+        ward.nurse.there |= {URL, other}
+        await eventually(lambda: {"came urls-0", "came urls-1"} <= set(ward.nurse.told))
     finally:
         await ward.close()
 

@@ -33,8 +33,9 @@ class Scene:
     async def _stop(self, gone: WorkerCard) -> None:
         self.told.append(f"-{gone.id}/{gone.epoch}")
 
-    async def put(self, worker: WorkerCard, draining: bool = False) -> None:
-        await self.store.put(key_of(worker.id), msgspec.json.encode(MembershipEntry(card=worker, draining=draining)))
+    async def put(self, worker: WorkerCard, draining: bool = False, silent: bool = False) -> None:
+        entry = MembershipEntry(card=worker, draining=draining, silent=silent)
+        await self.store.put(key_of(worker.id), msgspec.json.encode(entry))
 
     def states(self) -> dict[str, str]:
         return {worker.card.id: worker.state for worker in self.router.roster}
@@ -54,6 +55,10 @@ async def test_workers_come_drain_restart_and_go() -> None:
     await scene.put(card("a"))
     await scene.put(card("b"))
     await scene.until(lambda: scene.states() == {"a": "ready", "b": "ready"})
+    await scene.put(card("b"), silent=True)
+    await scene.until(lambda: scene.membership.silent == {"b"})
+    await scene.put(card("b"))
+    await scene.until(lambda: not scene.membership.silent)
     await scene.put(card("a"), draining=True)
     await scene.until(lambda: scene.states()["a"] == "draining")
     await scene.put(card("b", epoch=2))

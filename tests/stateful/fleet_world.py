@@ -181,7 +181,14 @@ class FleetWorld:
 
     def do_Probe(self, now: Nanos, effect: events.Probe) -> Event:
         lack = "nobody listens" if effect.worker in self.away or self.dice.random() < 0.2 * self.troubled else None
-        return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack)
+        silent = lack is not None and effect.worker not in self.away and effect.serial % 2 == 0
+        return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent)
+
+    def do_MarkSilent(self, now: Nanos, effect: events.MarkSilent) -> None:
+        assert self.entries.get(effect.worker) == effect.draining, (
+            f"{effect.worker} is marked and not as it was published"
+        )
+        assert effect.silent == (self.fleet.state.lives[effect.worker].silent_since is not None)
 
     def do_PublishReplica(self, now: Nanos, effect: events.PublishReplica) -> Event | None:
         worker = effect.worker

@@ -45,6 +45,7 @@ less well.
 @click.option("--replay", multiple=True, metavar="[URL=]ENDPOINT", help="Replay endpoint, in the same way.")
 @click.option("--topic", help="Topic of those KV events; unset takes every topic.")
 @click.option("--stats", multiple=True, metavar="[URL=]ENDPOINT", help="Endpoint of a server's statistics plug-in.")
+@click.option("--wait", is_flag=True, help="Start although no attached server answers yet: supervise.wait.")
 @settings_options
 def command(
     urls: tuple[str, ...],
@@ -58,6 +59,7 @@ def command(
     replay: tuple[str, ...],
     topic: str | None,
     stats: tuple[str, ...],
+    wait: bool,
     overrides: tuple[str, ...],
 ) -> int:
     """Put a frontend before OpenAI-compatible servers that already run at URL..., grouped by the model they serve."""
@@ -79,8 +81,11 @@ def command(
             events=events,
             replay=replay,
             stats=stats,
+            wait=wait,
         )
-    loaded = load_to_start(None, [f"models={json.dumps(models)}", *overrides])
+    loaded = load_to_start(
+        None, [f"models={json.dumps(models)}", *(["supervise.wait=true"] if wait else []), *overrides]
+    )
     from penstock.cli.shared.cluster_run import run_cluster
 
     return run_cluster(loaded, "attach")

@@ -20,12 +20,14 @@ SIGHUP reads CONFIG again and takes what may change while the cluster runs.
     "up", cls=SettingsCommand, epilog=EPILOG, short_help="Start a cluster from a config, or the simulated default."
 )
 @click.argument("config", required=False, metavar="[CONFIG]")
+@click.option("--wait", is_flag=True, help="Start although no attached server answers yet: supervise.wait.")
 @settings_options
-def command(config: str | None, overrides: tuple[str, ...]) -> int:
+def command(config: str | None, wait: bool, overrides: tuple[str, ...]) -> int:
     """Start a cluster: its engines, its frontend, and the router between them.
 
     CONFIG is a YAML file, or - for standard input; without one it is the embedded default.
     """
+    overrides = (*(["supervise.wait=true"] if wait else []), *overrides)
     loaded = load_to_start(config, overrides)
     from penstock.cli.shared.cluster_run import check_engine_parsers, run_cluster
 

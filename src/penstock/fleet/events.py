@@ -5,7 +5,7 @@
 
 from typing import Literal
 
-from penstock.fleet.fleet_state import FleetTimes
+from penstock.fleet.fleet_state import FleetTimes, HealthLimits
 from penstock.kernel.machine import Effect, Event
 from penstock.kernel.values import Pool, Role
 
@@ -19,6 +19,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
         gpus: that each replica takes of this machine's.
         adopted: engines of an earlier supervisor that run already: their numbers and GPUs.
         attached: its replicas are servers that others run, ``configured.desired`` of them.
+        watched: its processes are asked for their health, as such servers are, and started again where they are stuck.
         sleeping: replicas that are put to sleep at most, in place of ending, where the pool shrinks.
     """
 
@@ -27,6 +28,8 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     gpus: int = 0
     adopted: dict[int, tuple[int, ...]] = {}
     attached: bool = False
+    health: HealthLimits = HealthLimits()
+    watched: bool = False
     sleeping: int = 0
 
 
@@ -121,11 +124,15 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Probed(Event, frozen=True, kw_only=True):
-    """What a replica lacks to serve; None where it serves. ``phases``: of its start, as `StartRecord` has them."""
+    """What a replica lacks to serve; None where it serves. ``phases``: of its start, as `StartRecord` has them.
+
+    ``silent``: it takes connections and does not answer in time, as an engine does that compiles kernels.
+    """
 
     worker: str
     serial: int
     lack: str | None = None
+    silent: bool = False
     phases: dict[str, float | None] = {}
 
 
@@ -261,6 +268,14 @@ class PublishReplica(Effect, frozen=True, kw_only=True):
     pool: str
     role: Role
     draining: bool = False
+
+
+class MarkSilent(Effect, frozen=True, kw_only=True):
+    """Let the frontends know that a published replica does not answer its health check, or that it does again."""
+
+    worker: str
+    silent: bool
+    draining: bool
 
 
 class CountRequests(Effect, frozen=True, kw_only=True):

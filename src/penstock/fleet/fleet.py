@@ -147,6 +147,8 @@ class Fleet:
             configured=event.configured,
             gpus=event.gpus,
             attached=event.attached,
+            health=event.health,
+            watched=event.watched,
             sleeping=event.sleeping,
             goal=goal,
         )

@@ -8,9 +8,6 @@ from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Pool, Replica, ReplicaState, Role, StartRecord
 
-RESTART_BACKOFF_MAX = 30.0
-"""Longest wait in seconds before a crashed process is started again; one that ran longer waits like a first time."""
-
 Phase = Literal[
     "planned",
     "queued",
@@ -38,6 +35,14 @@ class FleetTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     restart_backoff: float = 0.5
     drain_timeout: float = 60.0
+
+
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the health checks of servers that others run: seconds between two, seconds that each may take, misses."""
+
+    interval: float = 2.0
+    timeout: float = 5.0
+    misses: int = 2
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +104,14 @@ class Life(msgspec.Struct, kw_only=True):
     due: Nanos | None = None
     """When its phase ends by itself, or the next probe is due."""
     backoff: float = 0.0
-    """Seconds to wait after the next crash; 0 is as in the settings."""
+    """Seconds that the last crash had to wait by `crash_wait`; 0 before the first."""
     wait: float = 0.0
     """Seconds from its end to its next start."""
     given_up: bool = False
     misses: int = 0
     """Health checks in a row that failed."""
+    silent_since: Nanos | None = None
+    """Since when the frontends know that it does not answer its health check; None while it does."""
     drained: bool = False
     """Whether a record of a drain of it is kept."""
     drained_since: Nanos = 0
@@ -158,6 +165,9 @@ class FleetPool(msgspec.Struct, kw_only=True):
     configured: Pool
     gpus: int = 0
     attached: bool = False
+    health: HealthLimits = HealthLimits()
+    watched: bool = False
+    """Whether the health of its own processes is checked, too."""
     sleeping: int = 0
     """Replicas that sleep at most."""
     begun: bool = False

@@ -1,21 +1,21 @@
 """Replica lives: start, probes, announcement, drain, change of role, crash, back-off and end of each replica."""
 
 from penstock.fleet import events
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX, FleetPool, FleetState, Life
+from penstock.fleet.crash_backoff import crash_wait
+from penstock.fleet.fleet_state import FleetPool, FleetState, Life
 from penstock.kernel.machine import Effect, Nanos, nanos, seconds
 from penstock.kernel.values import Role, StartRecord
 
 PROBE_EVERY = nanos(0.2)
 """Between two probes of an engine that starts."""
-HEALTH_EVERY = nanos(2.0)
-"""Between two health checks of a server that others run, and between two tries to reach one that is away."""
-HEALTH_MISSES = 2
-"""Failed checks in a row after which a server is taken out."""
 ACKNOWLEDGED_AFTER = nanos(3.0)
 """After which a replica counts as known to all: a dead frontend may remain in the store for a while."""
 
 LAST_COUNT = nanos(0.5)
 """Longest wait for the count of the requests that are cut off when a drain's time is over."""
+
+STUCK_AFTER = nanos(60.0)
+"""After which an engine of ours that answers no health check is started again: none that has served is busy so long."""
 
 NOT_WANTED = "it is not wanted any more"
 
@@ -134,12 +134,22 @@ class ReplicaLives:
             else:
                 life.due = now + PROBE_EVERY
         elif life.phase in ("ready", "parked"):
+            limits = self.state.pools[life.pool].health
             life.misses = 0 if event.lack is None else life.misses + 1
-            life.due = now + HEALTH_EVERY
-            if life.misses >= HEALTH_MISSES:
-                reason = "stopped to answer its health check"
+            life.due = now + nanos(limits.interval)
+            missed = life.misses >= limits.misses
+            attached, since = self.state.pools[life.pool].attached, life.silent_since
+            if missed and not attached and since is not None and now - since > STUCK_AFTER:
+                self._crashed(now, life, f"was stuck: {event.lack} for {seconds(now - since):.0f} s")
+            elif missed and attached and not event.silent:
+                reason = f"stopped to serve: {event.lack}"
                 self._effects.append(events.Crashed(worker=life.worker, reason=reason, kind="server"))
-                self._away(now, life, "it does not answer")
+                self._away(now, life, event.lack or "")
+            elif missed or (since is not None and event.lack is None):
+                # Busy is not dead: the frontends know of the bytes that still come from it, and it keeps its requests.
+                life.silent_since, life.reason = (since or now) if missed else None, event.lack
+                effect = events.MarkSilent(worker=life.worker, silent=missed, draining=life.aside)
+                self._effects.append(effect)
 
     def published(self, now: Nanos, life: Life) -> None:
         if life.phase == "publishing":
@@ -306,8 +316,9 @@ class ReplicaLives:
             )
         life.up = life.served = True
         life.reason = life.failure = None
-        life.misses = 0
-        life.due = now + HEALTH_EVERY if attached else None
+        life.misses, life.silent_since = 0, None
+        watched = attached or self.state.pools[life.pool].watched
+        life.due = now + self._health_interval(life) if watched else None
         if attached:
             life.serial = self._next_serial()
         if life.aside and not self._parked(life):
@@ -338,7 +349,7 @@ class ReplicaLives:
         self._report(now, life, "done", cut=cut)
         if life.wanted:
             if self._parked(life):
-                life.phase, life.due, life.serial = "parked", now + HEALTH_EVERY, self._next_serial()
+                life.phase, life.due, life.serial = "parked", now + self._health_interval(life), self._next_serial()
             else:
                 self._publish(life)
             return
@@ -358,11 +369,9 @@ class ReplicaLives:
 
     def _crashed(self, now: Nanos, life: Life, reason: str, wait: float | None = None) -> None:
         """Take a replica that should serve out, and start it again after a while."""
-        first = life.backoff or self.state.times.restart_backoff
-        if life.up and seconds(now - life.started) > RESTART_BACKOFF_MAX:
-            first = self.state.times.restart_backoff
-        life.wait = first if wait is None else wait
-        life.backoff = min(RESTART_BACKOFF_MAX, 2 * first)
+        ran = seconds(now - life.started) if life.up else 0.0
+        life.backoff = crash_wait(life.backoff, ran, self.state.times.restart_backoff)
+        life.wait = life.backoff if wait is None else wait
         life.reason = reason
         if life.up:
             self.state.restarts += 1
@@ -376,7 +385,11 @@ class ReplicaLives:
     def _away(self, now: Nanos, life: Life, reason: str) -> None:
         """A server that others run does not answer."""
         self._withdraw(life, reason)
-        life.phase, life.up, life.reason, life.due = "away", False, reason, now + HEALTH_EVERY
+        life.phase, life.up, life.reason, life.due = "away", False, reason, now + self._health_interval(life)
+
+    def _health_interval(self, life: Life) -> Nanos:
+        """Return the time between two health checks of a server, and between two tries to reach one that is away."""
+        return nanos(self.state.pools[life.pool].health.interval)
 
     def _withdraw(self, life: Life, reason: str) -> None:
         if life.role is not None:

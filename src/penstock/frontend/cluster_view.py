@@ -1,6 +1,6 @@
 """Cluster view: what a frontend needs of the node behind it, and a request's connection to the router."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.adapters.seams import Store
@@ -99,6 +99,19 @@ class ClusterView(Protocol):
 
     def is_current(self, card: WorkerCard) -> bool:
         """Return whether the worker of this card, in the same epoch, is still present."""
+        ...
+
+    def alone(self, card: WorkerCard) -> bool:
+        """Return whether no other worker can take requests for the model of this card."""
+        ...
+
+    @property
+    def silent(self) -> Collection[WorkerId]:
+        """Workers that do not answer the health checks of their supervisors."""
+        ...
+
+    def doubt(self, worker: WorkerId, on: bool, reason: str) -> None:
+        """Send a worker requests only where no other is left, or as before."""
         ...
 
     def prefill_tokens(self, model: str, target: Target) -> int:

@@ -19,8 +19,7 @@ from penstock.frontend.http.http1_listener import Http1Listener
 from penstock.frontend.http.http1_server import ListenerState
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER
 from penstock.frontend.service import Service
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.runtime.listen_address import bind
 from penstock.runtime.records.pod_run_folder import POD_ENV
 
@@ -86,7 +85,7 @@ class HttpServer:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
             self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
-        self._tasks.append(asyncio.create_task(self.service.open_attempts.watch(), name="watch"))
+        self._tasks.append(asyncio.create_task(self.service.watch_attempts(), name="watch"))
         self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
         self._tasks.append(asyncio.create_task(self.service.keep_budgets(), name="budgets"))
         if desk is not None:

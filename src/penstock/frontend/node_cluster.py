@@ -1,6 +1,6 @@
 """`ClusterView` of a frontend over its live `penstock.runtime.node.router_node.RouterNode`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.frontend_counters import FrontendCounters
@@ -8,6 +8,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import BelievedBlocks
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import TIERS, Target, WorkerCard, WorkerId
+from penstock.router.events import WorkerCordoned
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
 from penstock.runtime.cluster_state.refused_messages import refusals
@@ -52,6 +53,19 @@ class NodeCluster:
     def is_current(self, card: WorkerCard) -> bool:
         worker = self._node.router.roster.get(card.id)
         return worker is not None and worker.card.epoch == card.epoch
+
+    def alone(self, card: WorkerCard) -> bool:
+        router = self._node.router
+        now = self._node.live.now()
+        others = (worker for worker in router.roster if worker.card.model == card.model)
+        return not any(worker.why_not(now, doubts=False) is None for worker in others if worker.card != card)
+
+    @property
+    def silent(self) -> Collection[WorkerId]:
+        return self._node.membership.silent
+
+    def doubt(self, worker: WorkerId, on: bool, reason: str) -> None:
+        self._node.live.post("router", WorkerCordoned(worker=worker, on=on, reason=reason, doubt=True))
 
     def prefill_tokens(self, model: str, target: Target) -> int:
         pool = self._node.router.pools.get(model)

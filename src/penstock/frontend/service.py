@@ -166,6 +166,10 @@ class Service:
         """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""
         return caller if self.gate.keys.needed else ""
 
+    async def watch_attempts(self) -> None:
+        """Look after the open attempts until cancelled."""
+        await self.open_attempts.watch(self.cluster, lambda: self.settings.frontend.upstream.quiet_timeout)
+
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
         return (

@@ -190,11 +190,15 @@ class WorkerDraining(Event, frozen=True, kw_only=True):
 
 
 class WorkerCordoned(Event, frozen=True, kw_only=True):
-    """Take a worker out of the candidates (``on``) or put it back, by an operator or a failed health check."""
+    """Take a worker out of the candidates (``on``) or put it back, by an operator or a failed health check.
+
+    ``doubt``: it stays a candidate where no other worker is left.
+    """
 
     worker: WorkerId
     on: bool
     reason: str
+    doubt: bool = False
 
 
 class WorkerMeasured(Event, frozen=True, kw_only=True):

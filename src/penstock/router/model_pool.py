@@ -11,7 +11,7 @@ import numpy as np
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
+from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
 from penstock.router.adapters.adapter_residency import AdapterResidency
 from penstock.router.events import Cost, Preferences
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
@@ -40,6 +40,10 @@ PREFILL_DECODE_SCALE = 0.0
 """`router.cost.decode_scale` of a prefill worker: its blocks only wait to be fetched."""
 DECODE_PREFILL_SCALE = 1.0
 """`router.cost.prefill_scale` of a decode worker: the prefill that it does itself slows it."""
+INFLIGHT_LEAST, WAITING_LEAST = 8192, 1024
+"""Requests that a router has memory for in any case, however few sequences the engines take."""
+WAITING_SHARE = 0.5
+"""Requests that may wait for each sequence that the engines take: more would wait for longer than an answer takes."""
 FALLBACK_SHARE = 0.1
 """Share of hand-offs whose failed prefill the decode worker may do; beyond it another prefill worker is tried."""
 FALLBACK_BURST = 10
@@ -98,6 +102,8 @@ class ModelPool:
             self.history = form.history(nanos(index.approximate_ttl))
         self.roles: Counter[Role] = Counter()
         """Workers that are there, by role, whatever state they are in."""
+        self.seats = 0
+        """Sequences that the workers which answer take at once."""
         self.splits = False
         """Whether its workers' roles make stages of requests."""
         self.plain = True
@@ -129,6 +135,9 @@ class ModelPool:
         """Of requests whose engine reported how much came from its cache."""
         self.counts = dict.fromkeys(("ok", "rejected", "failed", "cancelled", "expired"), 0)
         self.inflight = 0
+        self.waiting_max = self.inflight_max = 0
+        """Most requests that may wait, and run or wait."""
+        self._set_limits()
         self.refused: dict[str, int] = {}
         """Requests refused for load, by the knob of ``router.overload`` that refused them."""
         self.refused_last: Nanos | None = None
@@ -136,6 +145,7 @@ class ModelPool:
     def use(self, settings: RouterSettings) -> None:
         """Go on with other settings. Which index is kept was decided when the pool was made."""
         self.settings = settings
+        self._set_limits()
         self._stage_cost = _stage_costs(settings)
         self.embeddings.bytes_max = settings.handoff.embeddings
         self.embeddings.add(())
@@ -178,14 +188,24 @@ class ModelPool:
                 self.exact.block_size = card.block_size
         return None
 
-    def count(self, role: Role, change: int) -> None:
-        """A worker of this role came (1) or went (-1)."""
+    def count(self, card: WorkerCard, change: int) -> None:
+        """A worker with this card came (1) or went (-1)."""
+        role = card.role
+        if role in FINAL:
+            self.seats += change * card.ranks * (card.max_num_seqs or USUAL_LIMITS.max_num_seqs)
         self.roles[role] += change
         if not self.roles[role]:
             del self.roles[role]
         self._weigh_roles()
+        self._set_limits()
         if not self.roles["prefill"] and not self.roles["decode"]:
             self.wire = None  # the next worker may do it otherwise
+
+    def _set_limits(self) -> None:
+        """Bound what may wait and run, by the settings or by the fleet."""
+        waiting, inflight = self.settings.queue.length_max, self.settings.inflight_max
+        self.waiting_max = max(WAITING_LEAST, int(WAITING_SHARE * self.seats)) if waiting is None else waiting
+        self.inflight_max = max(INFLIGHT_LEAST, self.seats + self.waiting_max) if inflight is None else inflight
 
     def _weigh_roles(self) -> None:
         roles = set(self.roles)
@@ -457,6 +477,7 @@ class ModelPool:
             "fit": self.fit.dump(),
             "bring": self.bring.dump(),
             "roles": dict(self.roles),
+            "seats": self.seats,
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
             "embeddings": self.embeddings.snapshot(),
@@ -498,6 +519,8 @@ class ModelPool:
         self.fit = LineFit.load(state["fit"])
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
+        self.seats = state.get("seats", 0)  # earlier snapshots have none
+        self._set_limits()
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
         self.handoffs = dict(state["handoffs"])

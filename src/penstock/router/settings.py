@@ -103,9 +103,15 @@ class QueueSettings(Settings, frozen=True):
         Knob("Order of waiting: fcfs tail TTFT, lcfs newest first, wspt mean TTFT, edf earliest deadline.", live=True),
     ] = "fcfs"
     length_max: Annotated[
-        int,
-        Knob("Most requests waiting per model; the next one is refused with 503.", unit="requests", ge=0, live=True),
-    ] = 1024
+        int | None,
+        Knob(
+            "Most requests waiting per model; the next one is refused with 503. Unset is half of the sequences that "
+            "the model's engines take at once, and 1,024 at least.",
+            unit="requests",
+            ge=0,
+            live=True,
+        ),
+    ] = None
     wait_max: Annotated[
         float, Knob("Longest a request waits before it is refused with 503.", unit="s", gt=0, live=True)
     ] = 60.0
@@ -367,14 +373,15 @@ class RouterSettings(Settings, frozen=True):
         ),
     ] = 3
     inflight_max: Annotated[
-        int,
+        int | None,
         Knob(
-            "Most requests running or waiting per model; the next one is refused with 429.",
+            "Most requests running or waiting per model; the next one is refused with 429. Unset is as many as the "
+            "model's engines take at once and router.queue.length_max lets wait, and 8,192 at least.",
             unit="requests",
             gt=0,
             live=True,
         ),
-    ] = 8192
+    ] = None
     request_timeout: Annotated[
         float, Knob("Deadline of a request from arrival to its last token.", unit="s", gt=0, live=True)
     ] = 600.0

@@ -23,7 +23,7 @@ from penstock.router.workers.roster import RosterWorker
 StatusRow = dict[str, float | None]
 """Name of a figure -> its value; None is unknown."""
 REFUSAL_SHOWN = 600.0
-"""Seconds that a refusal for load stays a finding: later, only the counts show it."""
+"""Seconds that a refusal for load, or a failure, stays a finding: later, only the counts show it."""
 
 
 def router_status(router: RouterState, now: Nanos) -> RouterStatus:
@@ -51,18 +51,22 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
 
     for pool in router.pools.values():
         workers = [worker for worker in router.roster if worker.card.model == pool.model]
-        usable = [worker for worker in workers if worker.why_not(now, breakers=False) is None]
+        usable = [worker for worker in workers if worker.why_not(now, doubts=False) is None]
         if not usable:
             add("error", f"no worker of {pool.model} can take requests", "penstock status shows each one's state")
         elif all(worker.why_not(now) is not None for worker in usable):
             add(
                 "error",
-                f"every worker of {pool.model} fails half of its requests: their breakers are open, and they get "
-                "requests all the same, since no other is left",
+                f"every worker of {pool.model} is in doubt, and gets requests all the same, since no other is left: "
+                + "; ".join(f"the {worker.why_not(now)} ({worker.card.id})" for worker in usable[:4]),
                 "penstock explain shows a failed request's attempts, the engines' logs why they failed",
             )
+        for worker in workers:
+            for doubt in worker.doubts:
+                add("warning", f"{worker.card.id}: {doubt}", "it gets requests again once it answers; see its log")
         found += _stage_findings(pool, workers, now)
         found += _refusal_findings(pool, now)
+        found += _failure_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
         blind = [w.card.id for w in workers if not w.card.events]
@@ -104,6 +108,19 @@ def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) ->
     return [StatusFinding("warning", text, hint)]
 
 
+def _failure_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
+    """Return on which workers requests failed, for some minutes after the last failure."""
+    failed = [(*worker.failed, worker) for worker in workers if worker.failed is not None]
+    failed = [each for each in failed if seconds(now - each[0]) <= REFUSAL_SHOWN]
+    if not failed:
+        return []
+    at, why, _ = max(failed, key=lambda each: each[0])
+    counts = ", ".join(f"{worker.card.id} {worker.failures:,}" for _, _, worker in failed[:8])
+    more = f" and {len(failed) - 8} more workers" if len(failed) > 8 else ""
+    text = f"requests of {pool.model} failed on workers, the last one {seconds(now - at):.0f} s ago: {counts}{more}"
+    return [StatusFinding("warning", f"{text}; it was: {why}", "penstock explain shows the attempts of a request")]
+
+
 def _refusal_findings(pool: ModelPool, now: Nanos) -> list[StatusFinding]:
     """Return which limits refuse requests, for some minutes after the last refusal."""
     if pool.refused_last is None or seconds(now - pool.refused_last) > REFUSAL_SHOWN:
@@ -131,7 +148,7 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
         name=pool.model,
         block_size=pool.block_size if pool.block_size_known else None,
         max_model_len=max(lengths) if lengths else None,
-        ready=any(worker.why_not(now, breakers=False) is None for worker in workers),
+        ready=any(worker.why_not(now, doubts=False) is None for worker in workers),
         workers=len(workers),
         index=index,
         index_pairs=None if pool.exact is None else len(pool.exact),

@@ -12,6 +12,7 @@ import msgspec
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.state_file import StateFile
+from penstock.adapters.engines.describe import ServerHealth
 from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet import events
@@ -63,6 +64,8 @@ class Nurse:
         self.deaf = 0
         """How many looks at a server that is starting find nobody."""
         self.there: set[str] = set()
+        self.busy: set[str] = set()
+        """Servers that take connections and do not answer."""
         self.known: set[str] = set()
         """Workers with an entry."""
         self.drains: list[events.DrainReported | events.DrainForgotten] = []
@@ -73,8 +76,15 @@ class Nurse:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def answers(self, url: str) -> bool:
-        return url in self.there
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
+        if url in self.busy:
+            return ServerHealth("it is busy", silent=True)
+        return ServerHealth(None if url in self.there else "no answer")
+
+    async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
+        word = f"{'silent' if silent else 'heard'} {worker}"
+        if self.told[-1] != word:
+            self.told.append(word)
 
     async def sleep(self, engine: EngineProcess) -> None:
         self.told.append(f"asleep {engine.worker}")

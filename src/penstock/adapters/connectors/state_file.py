@@ -22,8 +22,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import write_hint
+from penstock.kernel.errors import ConfigError, write_hint
 
 log = logging.getLogger("penstock.connector")
 

@@ -7,7 +7,7 @@ unknown is not zero.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -75,17 +75,31 @@ async def describe(
         raise EngineError(f"{server.url} describes itself in a way that makes no sense: {error}") from error
 
 
-async def healthy(http: aiohttp.ClientSession, url: str) -> bool:
-    """Return whether a server's /health (or, where it has none, /v1/models) answers 200.
+class ServerHealth(NamedTuple):
+    """What a server lacks to be healthy, None where it is; ``silent``: it takes connections and says nothing."""
+
+    lack: str | None
+    silent: bool = False
+
+
+async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: str) -> ServerHealth:
+    """Ask a server's /health (where it has one) whether it serves, and its list whether it still serves the model.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
-    server = EngineServer(http, url)
+    server = EngineServer(http, url, timeout)
     for path in ("/health", "/v1/models"):
         status = await server.status(path)
-        if status != 404:
-            return status == 200
-    return False
+        if status is None:
+            silent = server.silent
+            return ServerHealth(
+                f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent
+            )
+        if status != 200 and (path, status) != ("/health", 404):
+            return ServerHealth(f"{path} answers {status}")
+    listing = await server.object("/v1/models")
+    names = [entry.get("id") for entry in listing.get("data") or () if isinstance(entry, dict)]
+    return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
 async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:
@@ -162,9 +176,15 @@ async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, 
     """Return the model's entry in the server's list, and the names of its adapters."""
     listing = await server.json("/v1/models")
     if listing is None:
-        if await server.status("/v1/models") == 503 or await server.status("/health") == 503:
+        status = await server.status("/v1/models")
+        if status == 503 or await server.status("/health") == 503:
             raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
-        raise EngineError(f"{server.url}/v1/models does not answer", hint="is it an OpenAI-compatible server, and up?")
+        if status is None:
+            raise EngineError(f"{server.url} does not answer", hint="is it up, and is this its address?")
+        if status in (401, 403):
+            raise EngineError(f"{server.url}/v1/models answers {status}", hint="it wants an API key")
+        what = "without JSON" if status == 200 else f"with status {status}"
+        raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
     entries = listing.get("data") if isinstance(listing, dict) else None
     models = [
         entry

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import write_hint
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.planner.tick_record import TickRecord
 
 log = logging.getLogger("penstock.planner.tensorboard")

@@ -22,7 +22,7 @@ from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus
-from penstock.kernel.os_hints import bind_hint
+from penstock.kernel.errors import bind_hint
 from penstock.kernel.plurals import counted
 from penstock.runtime.listen_address import bind_error
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.cli.shared.checkpoint import tokenizer_in
@@ -11,6 +14,8 @@ from penstock.config.reading.load import load
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
 
+ASK_EVERY = 1.0
+"""Seconds between two rounds of questions where no server answers yet."""
 KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
 
 
@@ -25,21 +30,22 @@ def attached_models(
     events: Sequence[str] = (),
     replay: Sequence[str] = (),
     stats: Sequence[str] = (),
+    wait: bool = False,
 ) -> JsonObject:
     """Return the value of ``models`` for some servers, each asked for its model where none is named.
 
     Args:
         events, replay, stats: ``[URL=]ENDPOINT`` of a server.
+        wait: ask until one answers.
+    Raises:
+        EngineError: none answers.
     """
     by_model: dict[str, list[str]] = {}
     folders: dict[str, str] = {}
-    for url in urls:
-        base = _base(url)
-        name = model
-        if name is None:
-            name, root = _model_of(base)
-            if root is not None:
-                folders.setdefault(name, root)
+    bases = [_base(url) for url in urls]
+    for base, name, root in _models_of(bases, wait) if model is None else [(base, model, None) for base in bases]:
+        if root is not None:
+            folders.setdefault(name, root)
         by_model.setdefault(name, []).append(base)
     models: JsonObject = {}
     for name, members in by_model.items():
@@ -86,6 +92,33 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     return servers[0].url
 
 
+def _models_of(bases: Sequence[str], wait: bool) -> list[tuple[str, str, str | None]]:
+    """Ask servers for their models; return (server, model, tokenizer's folder).
+
+    One that does not answer is taken for a server of the model that all others have; where these have several, it is
+    left out, and the operator is told.
+    """
+    while True:
+        known: list[tuple[str, str, str | None]] = []
+        away: dict[str, EngineError] = {}
+        for base in bases:
+            try:
+                known.append((base, *_model_of(base)))
+            except EngineError as error:
+                away[base] = error
+        if away and not known and not wait:
+            raise next(iter(away.values()))
+        if known:
+            break
+        time.sleep(ASK_EVERY)
+    names = {name for _, name, _ in known}
+    if len(names) == 1:
+        return [*known, *((base, known[0][1], None) for base in away)]
+    for base, why in away.items():
+        click.echo(f"penstock: {base} is left out, since nobody knows which model it serves: {why}", err=True)
+    return known
+
+
 def _base(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
@@ -107,11 +140,13 @@ def _model_of(url: str) -> tuple[str, str | None]:
     """
     try:
         listing = AdminClient(url, timeout=5.0).get("/v1/models", dict)
-    except (ClusterUnreachable, RequestRefused) as error:
-        reason = error.reason if isinstance(error, ClusterUnreachable) else error.message
+    except ClusterUnreachable as error:
         raise EngineError(
-            f"no model list comes from {url}/v1/models: {reason}", hint="start the server, or name its --model"
+            f"no model list comes from {url}/v1/models: {error.reason}", hint="start the server, or name its --model"
         ) from error
+    except RequestRefused as error:
+        hint = "it wants an API key" if error.status in (401, 403) else "is it an OpenAI-compatible server?"
+        raise EngineError(f"{url}/v1/models answers {error.status}: {error.message}", hint=hint) from error
     models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
     if not models:
         raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")

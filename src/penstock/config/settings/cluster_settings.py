@@ -11,7 +11,8 @@ from penstock.config.settings.picker_settings import PickerSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.config.settings.tenant_settings import AuditSettings, TenantSettings
 from penstock.engine.settings import SimSettings
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
+from penstock.fleet.crash_backoff import RESTART_BACKOFF_MAX
+from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.settings import Knob, Settings
 from penstock.kernel.values import HandoffProtocol, Role, Slo
 from penstock.router.settings import RouterSettings
@@ -34,6 +35,42 @@ START_TIMEOUT = 60.0
 
 
 LateSystem = Literal["user", "first", "keep"]
+
+
+class HealthSettings(Settings, frozen=True, kw_only=True):
+    """Health checks of engines that serve, of servers that others run and of engines that are started here."""
+
+    interval: Annotated[
+        float,
+        Knob(
+            "Time between two checks, and between two tries to reach a server that is away; shorter notices sooner and "
+            "asks more often.",
+            unit="s",
+            gt=0,
+        ),
+    ] = 2.0
+    timeout: Annotated[
+        float,
+        Knob(
+            "Longest that a server may take to answer one; longer is more patient with engines that compile or load.",
+            unit="s",
+            gt=0,
+        ),
+    ] = 5.0
+    misses: Annotated[
+        int,
+        Knob(
+            "Failed checks in a row after which a server that takes no connections is removed, and one that takes them "
+            "and says nothing gets requests only where no other is left; more is slower and surer.",
+            unit="count",
+            ge=1,
+        ),
+    ] = 2
+
+    @property
+    def limits(self) -> HealthLimits:
+        """The same for the fleet machine."""
+        return HealthLimits(interval=self.interval, timeout=self.timeout, misses=self.misses)
 
 
 class PoolSettings(Settings, frozen=True, kw_only=True):
@@ -225,6 +262,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 16 * 1024**3
+    health: HealthSettings = HealthSettings()
     cache: CacheSettings = CacheSettings()
     sim: SimSettings = SimSettings()
 
@@ -399,6 +437,13 @@ class SuperviseSettings(Settings, frozen=True, kw_only=True):
             live=True,
         ),
     ] = None
+    wait: Annotated[
+        bool,
+        Knob(
+            "Start although none of the servers in urls answers yet, and take them in when they come; else that is an "
+            "error. Some of them may be away in any case."
+        ),
+    ] = False
     restart_backoff: Annotated[
         float,
         Knob(

@@ -124,6 +124,16 @@ class UpstreamSettings(Settings, frozen=True, kw_only=True):
         float,
         Knob("Longest silence inside an answer before the attempt counts as failed.", unit="s", gt=0, live=True),
     ] = 60.0
+    quiet_timeout: Annotated[
+        float,
+        Knob(
+            "Silence after which an engine that is gone, or does not answer its health check, is no longer believed to "
+            "work on what it was sent: its requests go elsewhere where another engine is left.",
+            unit="s",
+            gt=0,
+            live=True,
+        ),
+    ] = 5.0
 
 
 class MediaSettings(Settings, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineBrok
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
-from penstock.frontend.exchange.open_attempts import GONE_SILENCE, WorkerAbsence
+from penstock.frontend.exchange.open_attempts import WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
 from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
 from penstock.frontend.exchange.token_timing import CHUNKS_MAX
@@ -176,6 +176,8 @@ class Attempt:
             return answered
         finally:
             del self._context.attempts.open[key]
+            if self.tap.started:
+                self._context.attempts.heard[self.dispatch.target.worker] = self._last_byte
             if self._begun is not None and not over and not self.tap.started:
                 self._context.stages.finish_fetch(self.dispatch, self._prefill, self._call, self._begun)
             else:
@@ -199,21 +201,23 @@ class Attempt:
 
     async def look(self, now: float) -> None:
         """Stop an engine that is silent for too long."""
-        frontend, caller = self._context.settings.frontend, self._answer.caller
+        upstream, caller = self._context.settings.frontend.upstream, self._answer.caller
         silent = now - self._last_byte
+        if self.tap.started:
+            self._context.attempts.heard[self.dispatch.target.worker] = self._last_byte
         if not self.tap.started:
             # An unary answer's first byte comes with its last token: only the request's deadline limits that.
-            limit = frontend.upstream.first_byte_timeout
+            limit = upstream.first_byte_timeout
             if silent > limit and self._answer.job.streamed:
                 self._call.stop(f"no first byte within {limit} s")
-            elif self._absence.seconds(now) > GONE_SILENCE:
+            elif self._absence.beyond(upstream.quiet_timeout, now):
                 self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
         elif caller.full:
-            if silent > frontend.upstream.stall_timeout:
+            if silent > upstream.stall_timeout:
                 caller.abort()  # the client does not read any more; the server then cancels this task
-        elif silent > GONE_SILENCE and self._absence.seconds(now) >= 0:
+        elif silent > upstream.quiet_timeout and self._absence.beyond(0.0, now):
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
-        elif silent > frontend.upstream.stall_timeout:
+        elif silent > upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
 
     def _speak(self, transcript: Transcript | None = None) -> bool:

@@ -5,18 +5,18 @@ One sweep over all costs less than a timer per chunk.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.frontend.cluster_view import ClusterView
-from penstock.kernel.values import RequestId, WorkerCard
+from penstock.kernel.values import RequestId, WorkerCard, WorkerId
 from penstock.router.events import Abort, Dispatch
 from penstock.runtime.node.adapter_loads import LoadFailure
 
 PERIOD = 0.25
 """Seconds between sweeps: how exact the limits on silence are."""
-GONE_SILENCE = 5.0
-"""Seconds after which a silent answer of a worker that left is given up: some keep the connection open for ever."""
+QUIET = "health check is not answered, and no byte has come from it for a while"
 
 AttemptKey = tuple[str, int]
 """A request's id and the attempt's number."""
@@ -29,6 +29,10 @@ class WorkerAbsence:
     _cluster: ClusterView
     _card: WorkerCard
     _since: float | None = None
+
+    def beyond(self, limit: float, now: float) -> bool:
+        """Return whether it is gone for longer than ``limit``, and another worker could take its requests."""
+        return self.seconds(now) > limit and not self._cluster.alone(self._card)
 
     def seconds(self, now: float) -> float:
         """Return the seconds since it was first found to be gone; below 0 where it is there."""
@@ -68,6 +72,9 @@ class OpenAttempts:
         """Each puts itself here, and takes itself out."""
         self.answers: set[WatchedAnswer] = set()
         """The answers that they are to give; the same."""
+        self.heard: dict[WorkerId, float] = {}
+        """When a byte of an answer last came from a worker, as far as the attempts have said."""
+        self._doubted: set[WorkerId] = set()
 
     def __len__(self) -> int:
         return len(self.open)
@@ -78,15 +85,28 @@ class OpenAttempts:
         if attempt is not None:
             attempt.stop(effect.reason)
 
-    async def watch(self) -> None:
-        """Look at every attempt and every answer four times a second, until cancelled."""
+    async def watch(self, cluster: ClusterView, limit: Callable[[], float]) -> None:
+        """Look at every attempt and answer four times a second, until cancelled. ``limit``: seconds of `judge`."""
+        now = time.monotonic()
         while True:
+            before = now
             await asyncio.sleep(PERIOD)
             now = time.monotonic()
+            if now - before > 2 * PERIOD:
+                continue  # the loop was late itself: what has come is to be read before anybody is called silent
             for attempt in list(self.open.values()):
                 await attempt.look(now)
             for answer in list(self.answers):
                 await answer.look(now)
+            self.judge(cluster, now - limit())
+
+    def judge(self, cluster: ClusterView, since: float) -> None:
+        """Doubt workers that answer no health check, unless a byte has come from them ``since``."""
+        for worker in {*cluster.silent, *self._doubted}:
+            doubted = worker in cluster.silent and self.heard.get(worker, since) <= since
+            if doubted != (worker in self._doubted):
+                (self._doubted.add if doubted else self._doubted.discard)(worker)
+                cluster.doubt(worker, doubted, QUIET)
 
 
 STOPPED = LoadFailure("", 0)

@@ -79,6 +79,7 @@ def _count(core: RouterState, now: Nanos, fault: UnprovenFault) -> None:
     if worker is None or worker.card.incarnation != fault.epoch:
         return
     worker.failures += 1
+    worker.failed = (now, fault.reason)
     breaker = worker.breaker
     if breaker.failed(now, fault.placed, core.settings.breaker) and breaker.until is not None:
         core.roster.changed()

@@ -32,12 +32,12 @@ def eligible(
     now: Nanos,
     stage: Role = "aggregated",
     *,
-    breakers: bool = True,
+    doubts: bool = True,
 ) -> Eligible:
     """Split the pool's targets that do a stage into candidates and those excluded.
 
     Stage ``aggregated`` is done by workers that answer clients, ``decode`` by those of them that can take KV over.
-    ``breakers``: whether an open one excludes its worker.
+    ``doubts``: whether doubts about its health exclude its worker.
     """
     wish = request.event.preferences
     targets: list[tuple[Target, RosterWorker]] = []
@@ -49,7 +49,7 @@ def eligible(
     pin = pin_of(core, request, stage)
     picky = pin is not None or wish.allowed is not None or event.adapter is not None
     isl = request.prompt.isl
-    if pool.plain and not picky and wish.rank is None and not request.tried:
+    if doubts and pool.plain and not picky and wish.rank is None and not request.tried:
         usual = core.roster.usual(model)
         if usual is not None and isl < usual.isl_max:
             return Eligible(usual.targets, usual.excluded, False)
@@ -60,9 +60,9 @@ def eligible(
         if not pool.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
             continue
         # All of the fleet may pass here with every request: the usual answer takes no call.
-        plain = worker.state == "ready" and not worker.cordons and worker.breaker.until is None
-        reason = None if plain else worker.why_not(now, breakers=breakers)
-        if reason is None and breakers and request.unproven is not None and worker.breaker.until is not None:
+        plain = worker.state == "ready" and not worker.cordons and not worker.doubts and worker.breaker.until is None
+        reason = None if plain else worker.why_not(now, doubts=doubts)
+        if reason is None and doubts and request.unproven is not None and worker.breaker.until is not None:
             reason = "breaker is half_open, and the request itself may be what failed before"
         if reason is None and request.tried and (card.id, card.incarnation) in request.tried:
             reason = "failed this request before"
@@ -91,9 +91,9 @@ def eligible(
 def available(
     core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos, stage: Role = "aggregated"
 ) -> Eligible:
-    """Return the `eligible`; breakers don't exclude the last workers that could do a stage for a request."""
+    """Return the `eligible`; doubts don't exclude the last workers that could do a stage for a request."""
     usual = eligible(core, request, pool, now, stage)
-    return usual if usual.targets else eligible(core, request, pool, now, stage, breakers=False)
+    return usual if usual.targets else eligible(core, request, pool, now, stage, doubts=False)
 
 
 def _does(pool: ModelPool, worker: RosterWorker, stage: Role) -> bool:

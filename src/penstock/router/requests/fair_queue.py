@@ -136,14 +136,14 @@ class FairQueue(RequestQueue):
             total += OTHERS_WEIGHT
         return min(1.0, self._weight(tenant) / total)
 
-    def room(self, tenant: str) -> int:
+    def room(self, tenant: str, limit: int) -> int:
         """Return how many requests of a tenant may wait: its share of the queue's limit."""
-        return max(1, int(self._settings.length_max * self.share(tenant))) if self._settings.length_max else 0
+        return max(1, int(limit * self.share(tenant))) if limit else 0
 
-    def full_for(self, tenant: str) -> bool:
-        """Return whether a tenant has as many waiting requests as it may; others' do not count."""
+    def waits(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait."""
         own = self._queues.get(tenant)
-        return (0 if own is None else len(own)) >= self.room(tenant)
+        return 0 if own is None else len(own)
 
     def output(self, tenant: str, mean: float) -> int:
         """Return the tokens that a tenant's answer is expected to have; ``mean``: of everybody's answers."""

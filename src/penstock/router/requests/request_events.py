@@ -32,8 +32,8 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         return
     request.counted = True
     pool.inflight += 1
-    if pool.inflight > core.settings.inflight_max:
-        text = f"{core.settings.inflight_max} requests of {event.model} are running or waiting"
+    if pool.inflight > pool.inflight_max:
+        text = f"{pool.inflight_max} requests of {event.model} are running or waiting"
         close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
     wish = event.preferences
@@ -121,7 +121,8 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
     core.mark(request, last=now, failure=event.reason)
     request.note_failure(event)
     pool = core.pools[request.event.model]
-    if now < request.deadline and (event.served_by is not None or _goes_on(core, request, event)):
+    why_not = None if event.served_by is not None else _why_not_on(core, request, event)
+    if now < request.deadline and why_not is None:
         worker = core.roster.get(request.target.worker)
         core.release(request, pool)
         if worker is not None:
@@ -152,7 +153,7 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
         if request.handed:
             let_go(core, request, pool)
             core.unstage(request, pool)
-        _ends(core, now, request, event)
+        _ends(core, now, request, event, why_not or "")
 
 
 def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
@@ -165,13 +166,13 @@ def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: 
     elif handoff.failed(core, now, request, pool, event):
         admit(core, now, request, pool)
     else:
-        _ends(core, now, request, event)
+        _ends(core, now, request, event, request.at_fault)
 
 
-def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
+def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed, why_not_on: str) -> None:
     """End a request that broke; the outcome depends on the party at fault."""
     if event.worker_at_fault:
-        reason = f"{event.reason}; {request.at_fault}" if request.at_fault else event.reason
+        reason = f"{event.reason}; {why_not_on}" if why_not_on else event.reason
         close(core, now, request, "failed", "engine", event.status or 502, reason)
     elif event.status is not None and 400 <= event.status < 500 and event.status != 429:
         close(core, now, request, "failed", "client", event.status, event.reason)
@@ -242,13 +243,22 @@ def _leaves(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed
         draining(core, now, WorkerDraining(worker=worker.card.id, epoch=worker.card.epoch))
 
 
-def _goes_on(core: RouterState, request: RoutedRequest, event: Failed) -> bool:
-    """Tell whether another worker may try, or go on where this one stopped."""
+def _why_not_on(core: RouterState, request: RoutedRequest, event: Failed) -> str | None:
+    """Return why no other worker may try, or go on where this one stopped; None where one may.
+
+    Empty where the failure's own reason says it.
+    """
     if request.at_fault:
-        return False
+        return request.at_fault
     if request.phase == "prefill":
-        return event.retryable and request.tries < core.settings.attempts_max
-    return event.resume is not None and request.migrations < core.settings.migration.limit
+        if not event.retryable:
+            return ""
+        most = core.settings.attempts_max
+        return None if request.tries < most else f"its attempts are used up (router.attempts_max {most})"
+    if event.resume is None:
+        return ""
+    most = core.settings.migration.limit
+    return None if request.migrations < most else f"its migrations are used up (router.migration.limit {most})"
 
 
 def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:

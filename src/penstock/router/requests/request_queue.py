@@ -80,12 +80,8 @@ class RequestQueue:
         for members in self._classes.values():
             yield from members.values()
 
-    @property
-    def full(self) -> bool:
-        return len(self.waiting) >= self._settings.length_max
-
     def add(self, waiting: QueuedRequest) -> None:
-        """Let a request wait; the caller has looked at `full`."""
+        """Let a request wait; the caller has looked at the limit."""
         self._sequence += 1
         self.waiting[waiting.id] = waiting.strict
         self.work += waiting.work

@@ -158,7 +158,7 @@ def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
 def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """End a request that no worker can take; the outcome depends on the party at fault."""
     wish = request.event.preferences
-    if request.awaits_adapter and len(core.waiting_for_worker) < core.settings.queue.length_max:
+    if request.awaits_adapter and len(core.waiting_for_worker) < pool.waiting_max:
         return _strand(core, now, request, core.settings.queue.wait_max)
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
@@ -166,8 +166,9 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     if request.attempt:
         status = request.last_status or 502
         code = ENGINE_BUSY if status in (429, 503) else None
+        reason = f"{request.last_failure}; no other worker can take it: {step.eligible.reasons or 'none is there'}"
         wait = request.last_retry_after
-        close(core, now, request, "failed", "engine", status, request.last_failure, retry_after=wait, code=code)
+        close(core, now, request, "failed", "engine", status, reason, retry_after=wait, code=code)
         return
     if wish.worker is not None and core.roster.get(wish.worker) is None:
         known = ", ".join(sorted(w.card.id for w in core.roster if w.card.model == pool.model)) or "none"
@@ -178,7 +179,7 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     settings = core.settings.queue
     if step.eligible.by_preference:
         close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
-    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < settings.length_max:
+    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.waiting_max:
         _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
@@ -225,11 +226,12 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     tenant, work = "", 0
     if pool.fair is not None:
         tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
-        if pool.fair.full_for(tenant):
-            text = f"{pool.fair.room(tenant)} requests of this tenant are waiting, which is its share of the queue"
+        room = pool.fair.room(tenant, pool.waiting_max)
+        if pool.fair.waits(tenant) >= room:
+            text = f"{room} requests of this tenant are waiting, which is its share of the queue"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
             return
-    if pool.queue.full:
+    if len(pool.queue) >= pool.waiting_max:
         text = f"{len(pool.queue)} requests of {pool.model} are waiting, which is the limit"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
@@ -479,9 +481,9 @@ def _send(
     reason = choice.reason if pause is None else f"{choice.reason}; its next request is likely {pause:.3g} s after it"
     after = None if pause is None else prefetch_after(pause)
     request.prefetches = after is not None and TIERS_LABEL in worker.card.labels
-    if worker.breaker.until is not None:
-        if not worker.breaker.allows(now):
-            reason += "; its breaker does not let it, but no other worker is left"
+    if worker.breaker.until is not None or worker.doubts:
+        if (doubt := worker.why_not(now)) is not None:
+            reason += f"; no other worker is left, although its {doubt}"
         if request.unproven is None:  # whose end would say nothing about the worker
             worker.breaker.dispatched(now)
     other = pool.habits.placed(session, target.worker) if final and session is not None else None

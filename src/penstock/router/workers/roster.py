@@ -33,10 +33,14 @@ class RosterWorker(msgspec.Struct):
     state: State
     since: Nanos
     cordons: list[str] = []
-    """Reasons that keep it out of the candidates, an operator's or a health check's."""
+    """Reasons that keep it out of the candidates, an operator's or a canary's."""
+    doubts: list[str] = []
+    """Reasons that keep it out while another worker is left, as an open breaker does: it is silent, and may be busy."""
     breaker: CircuitBreaker = msgspec.field(default_factory=CircuitBreaker)
     requests: int = 0
     failures: int = 0
+    failed: tuple[Nanos, str] | None = None
+    """When a request last failed by its fault, and why."""
     speed: tuple[float, float, float, float] | None = None
     """(prefill intercept s, prefill s/token, decode base s, decode s/KV block), as it measured itself."""
 
@@ -44,14 +48,16 @@ class RosterWorker(msgspec.Struct):
     def targets(self) -> tuple[Target, ...]:
         return _targets(self.card.id, self.card.ranks)
 
-    def why_not(self, now: Nanos, *, breakers: bool = True) -> str | None:
-        """Return why it is no candidate now, or None where it is one. ``breakers``: whether an open one excludes it."""
+    def why_not(self, now: Nanos, *, doubts: bool = True) -> str | None:
+        """Return why it is no candidate now, None where it is one. ``doubts``: whether those about its health count."""
         if self.state != "ready":
             return f"is {self.state}"
         if self.cordons:
             return f"is cordoned: {self.cordons[0]}"
+        if doubts and self.doubts:
+            return self.doubts[0]
         breaker = self.breaker
-        if breakers and breaker.until is not None and not breaker.allows(now):
+        if doubts and breaker.until is not None and not breaker.allows(now):
             return (
                 f"breaker is {breaker.state(now)}: {breaker.failures} of its last {len(breaker.recent)} requests failed"
             )

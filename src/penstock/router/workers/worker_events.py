@@ -28,7 +28,7 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
     worker = core.roster.join(card, event.ready, now)
     if worker is None:
         return
-    pool.count(card.role, 1)
+    pool.count(card, 1)
     pool.adapters.join(card.id, card.adapter_slots, card.adapters)
     if pool.exact is not None:
         native = card.hash_scheme == SCHEME
@@ -57,8 +57,8 @@ def _changed(core: RouterState, now: Nanos, pool: ModelPool, known: RosterWorker
     """A worker has another role from now on; it is the same engine, and its cache is what it was."""
     card, before = event.card, known.card
     core.roster.renew(card, event.ready, now)
-    pool.count(before.role, -1)
-    pool.count(card.role, 1)
+    pool.count(before, -1)
+    pool.count(card, 1)
     core.note("worker_changed", f"worker {card.id} is {card.role} now, and was {before.role}", worker=card.id)
     settle(core, pool)
     core.freed[pool.model] = None
@@ -91,11 +91,12 @@ def cordoned(core: RouterState, now: Nanos, event: WorkerCordoned) -> None:
     if worker is None:
         core.dropped += 1
         return
-    if event.on and event.reason not in worker.cordons:
-        worker.cordons.append(event.reason)
+    reasons = worker.doubts if event.doubt else worker.cordons
+    if event.on and event.reason not in reasons:
+        reasons.append(event.reason)
         core.note("worker_cordoned", f"worker {event.worker}: {event.reason}", worker=event.worker)
-    elif not event.on and event.reason in worker.cordons:
-        worker.cordons.remove(event.reason)
+    elif not event.on and event.reason in reasons:
+        reasons.remove(event.reason)
     core.roster.changed()
     core.freed[worker.card.model] = None
 
@@ -112,7 +113,7 @@ def _remove(core: RouterState, worker: RosterWorker, reason: str) -> None:
     card = worker.card
     core.roster.leave(card.id, card.epoch)
     core.pools[card.model].drop(worker)
-    core.pools[card.model].count(card.role, -1)
+    core.pools[card.model].count(card, -1)
     core.replays = {number: target for number, target in core.replays.items() if target.worker != card.id}
     core.note("worker_left", f"worker {card.id} is gone: {reason}", worker=card.id)
     core.freed[card.model] = None

@@ -20,11 +20,12 @@ WORKERS = "workers/"
 
 
 class MembershipEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's entry in the store: its card and whether it is being drained."""
+    """A worker's entry in the store: its card, whether it is being drained, and whether its health check is silent."""
 
     version: int = 1
     card: WorkerCard
     draining: bool = False
+    silent: bool = False
 
 
 _entries = VersionedDecoder(MembershipEntry, "its entry in the store")
@@ -71,6 +72,8 @@ class Membership:
         self.malformed = 0
         self.newer = 0
         """Entries of a newer release, which were left out."""
+        self.silent: set[WorkerId] = set()
+        """Workers that do not answer the health checks of their supervisors."""
         self._store = store
         self._live = live
         self._started = started
@@ -133,6 +136,7 @@ class Membership:
             # A worker that drains already must not get a single request between the two events.
             self._live.post("router", WorkerJoined(card=entry.card, ready=not entry.draining))
             self._started(entry.card)
+        (self.silent.add if entry.silent else self.silent.discard)(entry.card.id)
         if entry.draining and (known is None or not known.draining):
             self._live.post("router", WorkerDraining(worker=entry.card.id, epoch=entry.card.epoch))
             self._leaving(entry.card)
@@ -153,6 +157,7 @@ class Membership:
         if entry is None:
             return
         self._left[key] = entry.card.epoch
+        self.silent.discard(entry.card.id)
         self._live.post(
             "router",
             WorkerLeft(worker=entry.card.id, epoch=entry.card.epoch, reason="it is no longer in the store"),

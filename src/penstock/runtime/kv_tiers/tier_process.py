@@ -15,8 +15,7 @@ from penstock.blocks.tiers.tier_machine import TierMachine
 from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.inside.tier_protocol import TierHello
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.runtime.kv_tiers.peer_tiers import PeerTiers
 from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
 from penstock.runtime.kv_tiers.tier_server import TierServer

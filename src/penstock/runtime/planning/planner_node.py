@@ -23,8 +23,7 @@ from penstock.config.cluster_secret_file import secret_of_process
 from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.planning_settings import PlanningSettings
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.values import Slo
 from penstock.planner.events import LimitsChanged
 from penstock.planner.journal import planner_book

@@ -27,8 +27,7 @@ import penstock
 from penstock.config.redact import without_secrets
 from penstock.config.settings.cluster_settings import RunSettings
 from penstock.kernel.block_runs import plain
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import write_hint
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.runtime.records.segments import SEGMENTS, rotate
 
 log = logging.getLogger("penstock.run_folder")

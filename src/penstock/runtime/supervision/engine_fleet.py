@@ -17,7 +17,7 @@ from penstock.adapters.connectors.engine_process import EngineProcess, EngineTem
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
-from penstock.adapters.engines.describe import describe, healthy, lacking
+from penstock.adapters.engines.describe import ServerHealth, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
@@ -260,12 +260,14 @@ class EngineFleet:
             if self._tiers is not None and has_tier_process(pool):
                 self._caches[base] = pool.cache
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
-            added = self.driver.add(base, template, configured, sleeping=pool.sleeping)
+            # In pods that is the kubelet's to do.
+            health = pool.health.limits if self._elsewhere is None else None
+            added = self.driver.add(base, template, configured, sleeping=pool.sleeping, health=health)
             return [WorkerId(worker) for worker in added]
         servers = [
             EngineProcess(f"{base}-{n}", base, url, None, overrides_of(pool, url)) for n, url in enumerate(pool.urls)
         ]
-        return [WorkerId(worker) for worker in self.driver.attach(base, configured, servers)]
+        return [WorkerId(worker) for worker in self.driver.attach(base, configured, servers, pool.health.limits)]
 
     async def start(self) -> None:
         """Start what is missing."""
@@ -282,15 +284,17 @@ class EngineFleet:
         for pods in self._pods:
             self._tasks.append(asyncio.create_task(pods.run(), name="pods"))
 
-    async def ready(self) -> None:
+    async def ready(self) -> Mapping[str, str]:
         """Wait until every engine served for the first time, or failed to, and every ready pod is known.
 
+        Returns: attached servers that do not answer, each with its reason; they are taken in when they come.
+
         Raises:
-            PenstockError: an engine could not be started, or a server not reached; the message says which and why.
+            PenstockError: an engine could not be started, or nobody serves; the message says which and why.
         """
         for pods in self._pods:
             await pods.read()
-        await self.driver.ready()
+        return await self.driver.ready()
 
     async def recall(self) -> None:
         """Take over the entries of engines that an earlier process left running, and delete those of ended ones."""
@@ -354,8 +358,13 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def answers(self, url: str) -> bool:
-        return await healthy(self._http.session, url)
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
+        return await health(self._http.session, url, timeout, model)
+
+    async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
+        card = self._cards.get(worker)
+        if card is not None:
+            await self._announce(card, draining=draining, silent=silent)
 
     async def missing(self, url: str) -> str | None:
         return await lacking(self._http.session, url)
@@ -468,8 +477,9 @@ class EngineFleet:
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
         return self._epoch
 
-    async def _announce(self, card: WorkerCard, *, draining: bool) -> None:
-        entry = MembershipEntry(card=card if self._relays is None else self._relays.announced(card), draining=draining)
+    async def _announce(self, card: WorkerCard, *, draining: bool, silent: bool = False) -> None:
+        announced = card if self._relays is None else self._relays.announced(card)
+        entry = MembershipEntry(card=announced, draining=draining, silent=silent)
         while True:
             try:
                 ttl = self._ttl if self._elsewhere is None else None

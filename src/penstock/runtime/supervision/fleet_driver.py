@@ -16,12 +16,13 @@ import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.engines.describe import ServerHealth
 from penstock.adapters.seams import ConnectorError
 from penstock.adapters.task_cancel import end
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
-from penstock.fleet.fleet_state import FleetTimes
+from penstock.fleet.fleet_state import FleetTimes, HealthLimits
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.errors import ConfigError, EngineError, PenstockError
 from penstock.kernel.machine import Effect, Event, Nanos
@@ -50,8 +51,12 @@ class FleetHooks(Protocol):
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def answers(self, url: str) -> bool:
-        """Return whether a server that others run is healthy."""
+    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
+        """Ask a server that others run whether it serves a model, for at most so many seconds."""
+        ...
+
+    async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
+        """Announce that a replica does not answer its health check, or that it does again."""
         ...
 
     async def sleep(self, engine: EngineProcess) -> None:
@@ -257,6 +262,7 @@ class FleetDriver:
             events.Rouse: lambda e: self._do(e.worker, partial(self._rouse, e), waits=True),
             events.PublishReplica: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
             events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
+            events.MarkSilent: lambda e: self._do(e.worker, partial(self._mark_silent, e), waits=False),
             events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
             events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
             events.Forget: self._forget,
@@ -296,11 +302,20 @@ class FleetDriver:
         """Find the engines that an earlier supervisor left running."""
         await self.runner.open()
 
-    def add(self, name: str, template: EngineTemplate, configured: Pool, *, sleeping: int = 0) -> list[str]:
+    def add(
+        self,
+        name: str,
+        template: EngineTemplate,
+        configured: Pool,
+        *,
+        sleeping: int = 0,
+        health: HealthLimits | None = None,
+    ) -> list[str]:
         """Add a pool of processes; return the ids of the engines that it then has.
 
         Args:
             sleeping: replicas that are put to sleep at most where it shrinks.
+            health: of checks of engines that serve; None makes none.
 
         Raises:
             ConfigError: the machine has too few GPUs.
@@ -320,20 +335,32 @@ class FleetDriver:
         self._templates[name], self._configured[name] = template, configured.desired
         desired = msgspec.structs.replace(configured, desired=replicas)
         self.post(
-            events.PoolAdded(pool=name, configured=desired, gpus=template.gpus, adopted=adopted, sleeping=sleeping)
+            events.PoolAdded(
+                pool=name,
+                configured=desired,
+                gpus=template.gpus,
+                adopted=adopted,
+                sleeping=sleeping,
+                health=health or HealthLimits(),
+                watched=health is not None,
+            )
         )
         return [life.worker for life in self.fleet.state.of(name)]
 
-    def attach(self, name: str, configured: Pool, servers: Sequence[EngineProcess]) -> list[str]:
+    def attach(
+        self, name: str, configured: Pool, servers: Sequence[EngineProcess], health: HealthLimits = HealthLimits()
+    ) -> list[str]:
         """Add a pool of servers that others run; return their ids."""
         self._urls |= {server.worker: server for server in servers}
-        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+        self.post(events.PoolAdded(pool=name, configured=configured, health=health, attached=True))
         return [server.worker for server in servers]
 
-    def attach_changing(self, name: str, configured: Pool, forgotten: Callable[[int], None]) -> None:
+    def attach_changing(
+        self, name: str, configured: Pool, forgotten: Callable[[int], None], health: HealthLimits = HealthLimits()
+    ) -> None:
         """Add a pool of servers that `join` and `leave`; ``forgotten`` gets the number of each that is forgotten."""
         self._changing[name] = forgotten
-        self.post(events.PoolAdded(pool=name, configured=configured, attached=True))
+        self.post(events.PoolAdded(pool=name, configured=configured, health=health, attached=True))
 
     def join(self, server: EngineProcess, number: int) -> None:
         """Add a server to a pool of `attach_changing`."""
@@ -351,23 +378,33 @@ class FleetDriver:
         await self.runner.end_survivors(numbers)
         self.post(events.Begun())
 
-    async def ready(self) -> None:
-        """Wait until every replica served for the first time, or failed to.
+    async def ready(self) -> Mapping[str, str]:
+        """Wait until every replica served for the first time, or failed to; return who is away of others' servers.
+
+        They join when they answer: worker -> why it does not.
 
         Raises:
-            EngineError: one could not be started, or not reached; the message says which and why.
+            EngineError: one could not be started, or nobody serves; the message says which and why.
         """
+        away: dict[str, str] = {}
         waiting = {worker for worker, life in self.fleet.state.lives.items() if life.wanted}
         async for _ in self.watch():
             lives = self.fleet.state.lives
             waiting = {worker for worker in waiting if worker in lives and not lives[worker].served}
             for worker in waiting:
-                failure = lives[worker].failure
-                if failure is not None and lives[worker].pool not in self._changing:
-                    raise EngineError(failure)
+                failure, pool = lives[worker].failure, lives[worker].pool
+                if failure is not None and pool not in self._changing:
+                    if not self.fleet.state.pools[pool].attached:
+                        raise EngineError(failure)
+                    away[worker] = failure
             waiting = {worker for worker in waiting if lives[worker].failure is None}
             if not waiting:
-                return
+                break
+        away = {worker: failure for worker, failure in away.items() if not self.fleet.state.lives[worker].served}
+        if away and not self.runner.settings.wait and not any(life.served for life in self.fleet.state.lives.values()):
+            hint = "--wait starts without them, and takes them in when they come"
+            raise EngineError("no server answers: " + "; ".join(list(away.values())[:4]), hint=hint)
+        return away
 
     # --- the Connector seam -------------------------------------------------------------------------------------------
 
@@ -423,10 +460,14 @@ class FleetDriver:
             self.post(events.Started(worker=effect.worker, serial=effect.serial, pid=pid))
 
     async def _probe(self, effect: events.Probe) -> None:
-        server = self._urls.get(effect.worker)
+        server, silent = self._urls.get(effect.worker), False
+        life = self.fleet.state.lives.get(effect.worker)
+        if server is None and life is not None and life.phase == "ready":
+            server = self.runner.process(effect.worker)
         try:
             if server is not None:
-                lack = None if await self._hooks.answers(server.url) else "it does not answer"
+                pool = self.fleet.state.pools[server.pool]
+                lack, silent = await self._hooks.health(server.url, pool.health.timeout, pool.configured.model)
             else:
                 lack = await self.runner.probe(effect.worker, self._hooks.missing)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
@@ -436,7 +477,7 @@ class FleetDriver:
         if server is None and lack is None:
             self._tasks.spawn(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
             phases = self.runner.phases(effect.worker)
-        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, phases=phases))
+        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent, phases=phases))
 
     async def _sleep(self, effect: events.Sleep) -> None:
         worker = effect.worker
@@ -482,6 +523,9 @@ class FleetDriver:
     async def _count(self, effect: events.CountRequests) -> None:
         async for count in self._hooks.requests_left(effect.worker):
             self.post(events.RequestsLeft(worker=effect.worker, serial=effect.serial, **count._asdict()))
+
+    async def _mark_silent(self, effect: events.MarkSilent) -> None:
+        await self._hooks.mark_silent(effect.worker, silent=effect.silent, draining=effect.draining)
 
     async def _withdraw(self, effect: events.Withdraw) -> None:
         await self._hooks.withdraw(effect.worker)

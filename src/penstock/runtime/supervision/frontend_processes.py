@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,8 @@ from penstock.adapters.connectors.shim_client import ending
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
-from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.kernel.os_hints import bind_hint
+from penstock.fleet.crash_backoff import crash_wait
+from penstock.kernel.errors import ConfigError, PenstockError, bind_hint
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.listen_address import bind
 from penstock.runtime.supervision.child_process import ChildProcess
@@ -183,14 +183,15 @@ class FrontendProcesses:
 
     async def _watch(self, index: int, *, ready: bool = False) -> None:
         """Restart a frontend that ends; a frontend that can't even start ends the cluster with its reason."""
-        wait = self.settings.supervise.restart_backoff
+        wait = 0.0
         ever_ready = ready
         while not self._stopping:
             child = self._children[index]
+            began: float | None = None
             try:
                 if not ready:
                     await child.ready(self.settings.supervise.start_timeout or START_TIMEOUT)
-                ever_ready = True
+                ever_ready, began = True, time.monotonic()
                 self._ready[index].set()
             except PenstockError as error:
                 if not ever_ready:
@@ -203,11 +204,12 @@ class FrontendProcesses:
             if self._stopping:
                 return
             self._crashes.add(f"frontend-{index}", "frontend", ending(status))
+            ran = 0.0 if began is None else time.monotonic() - began
+            wait = crash_wait(wait, ran, self.settings.supervise.restart_backoff)
             log.error("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
             if wait > HOLD_MAX:
                 self._close(index)
             await asyncio.sleep(wait)
-            wait = min(RESTART_BACKOFF_MAX, wait * 2)
             try:
                 async with self._starting:
                     self._children[index] = await self._start(index)

@@ -20,8 +20,7 @@ from penstock.adapters.connectors.state_file import (
 )
 from penstock.config.cluster_secret_file import stored_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.runtime.listen_address import bind_error
 
 log = logging.getLogger("penstock.supervisor")

@@ -58,7 +58,7 @@ class PodPool:
         self._tried = asyncio.Event()
         """Set once the pods that there are were read, or could not be."""
         self._failure: StoreUnavailable | None = None
-        driver.attach_changing(name, configured, self._forgotten)
+        driver.attach_changing(name, configured, self._forgotten, settings.health.limits)
 
     async def read(self) -> None:
         """Wait until the pods that there are were read.

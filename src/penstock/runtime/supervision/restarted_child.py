@@ -9,14 +9,11 @@ from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending
 from penstock.adapters.task_cancel import end
 from penstock.config.settings.cluster_settings import START_TIMEOUT, SuperviseSettings
-from penstock.fleet.fleet_state import RESTART_BACKOFF_MAX
+from penstock.fleet.crash_backoff import crash_wait
 from penstock.kernel.errors import PenstockError
 from penstock.runtime.supervision.child_process import ChildProcess
 
 log = logging.getLogger("penstock.supervisor")
-
-STEADY = 60.0
-"""Seconds after which a child counts as healthy: its next restart waits only for the shortest time."""
 
 
 class RestartedChild:
@@ -62,13 +59,14 @@ class RestartedChild:
         await self._ending.settled()
 
     async def _watch(self) -> None:
-        wait = self._settings().restart_backoff
+        wait = 0.0
         while True:
-            begun = time.monotonic()
+            began: float | None = None
             starting = asyncio.ensure_future(self._start())
             try:
                 child = await asyncio.shield(starting)
                 await child.ready(self._patience or self._settings().start_timeout or START_TIMEOUT)
+                began = time.monotonic()
                 status = await child.wait()
                 self._crashed(ending(status))
                 log.error("%s %s; %s meanwhile", self._name, ending(status), self._without)
@@ -77,10 +75,9 @@ class RestartedChild:
             finally:
                 self._ending.spawn(self._end(starting))
             await self._ending.settled()
-            if time.monotonic() - begun > STEADY:
-                wait = self._settings().restart_backoff
+            ran = 0.0 if began is None else time.monotonic() - began
+            wait = crash_wait(wait, ran, self._settings().restart_backoff)
             await asyncio.sleep(wait)
-            wait = min(RESTART_BACKOFF_MAX, wait * 2)
 
     async def _end(self, starting: "asyncio.Future[ChildProcess]") -> None:
         [child] = await asyncio.gather(starting, return_exceptions=True)

@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -198,7 +199,10 @@ class _Cluster:
 
     async def _ready(self) -> FrontendCard:
         timeout = self.settings.supervise.start_timeout or START_TIMEOUT
-        await self.fleet.ready()
+        for worker, reason in (await self.fleet.ready()).items():
+            self.say(f"{worker} is taken in when it answers: {reason}")
+        state = self.fleet.driver.fleet.state
+        serving = Counter(state.pools[life.pool].configured.model for life in state.lives.values() if life.served)
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             entries = (await self.store.list(FRONTENDS)).values()
@@ -207,7 +211,7 @@ class _Cluster:
             cards = [card for card in ours if card.run == str(self.folder.path)]
             if len(cards) >= self.settings.frontend.processes:
                 card = cards[0]
-                await asyncio.to_thread(_wait_for_workers, card.url, self.wanted, end)
+                await asyncio.to_thread(_wait_for_workers, card.url, serving, end)
                 return card
             if self.failed is not None:
                 raise PenstockError(self.failed)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.os_hints import write_hint
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.transfer.storage.record_header import SECTOR
 
 log = logging.getLogger(__name__)

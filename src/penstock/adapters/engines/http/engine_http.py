@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+TIMEOUT = 5.0
 ANSWER_MAX = 8 << 20
 """Bytes; a server's whole ``/metrics`` has some 100 KiB."""
 
@@ -17,10 +17,15 @@ class EngineServer:
 
     Args:
         url: base URL, such as ``http://127.0.0.1:8001``.
+        timeout: seconds that one answer may take.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, timeout: float = TIMEOUT) -> None:
         self.url = url.rstrip("/")
+        self.silent = False
+        """Whether a connection came about to which it gave no answer in time."""
+        # A connection has a little less time than the whole: who takes none is known from who is late with an answer.
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=0.9 * timeout)
         self._http = http
         self._answers: dict[str, tuple[int, str] | None] = {}
 
@@ -56,7 +61,7 @@ class EngineServer:
     async def post(self, path: str, body: Mapping[str, Any]) -> int | None:
         """Return the status of a POST of JSON, or None where no server answers."""
         try:
-            async with self._http.post(self.url + path, json=body, timeout=TIMEOUT) as answer:
+            async with self._http.post(self.url + path, json=body, timeout=self._timeout) as answer:
                 return answer.status
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
@@ -68,11 +73,14 @@ class EngineServer:
 
     async def _get(self, path: str) -> tuple[int, str] | None:
         try:
-            async with self._http.get(self.url + path, timeout=TIMEOUT) as answer:
+            async with self._http.get(self.url + path, timeout=self._timeout) as answer:
                 if (answer.content_length or 0) > ANSWER_MAX:
                     return answer.status, ""
                 return answer.status, await answer.text()
-        except (aiohttp.ClientError, OSError, TimeoutError, UnicodeDecodeError, ValueError):
+        except TimeoutError as error:
+            self.silent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            return None
+        except (aiohttp.ClientError, OSError, UnicodeDecodeError, ValueError):
             return None
 
 

@@ -12,6 +12,9 @@ LINGER = 1.0
 """Seconds within which an engine has to end the body of a whole answer: a later end costs it the connection."""
 SWEEP_EVERY = 0.5
 """Seconds between searches for connections that have been idle for too long."""
+CONNECT_SLICES = 20
+"""Parts of the limit on a connect. Each begins once the loop has come to the end of the one before: where thousands of
+requests at once keep the loop busy for seconds, a connect has as many turns of it as ever, and no engine is blamed."""
 FORGOTTEN_AFTER = 120
 """Searches in a row without a connection after which an address is forgotten."""
 
@@ -138,13 +141,20 @@ class ConnectionPool:
 
     async def _connect(self) -> EngineConnection:
         loop = asyncio.get_running_loop()
+        # TCP_NODELAY is on without being asked for, in asyncio and in uvloop.
+        connecting = asyncio.ensure_future(
+            loop.create_connection(lambda: EngineConnection(loop, self._lost), self._host, self._port, ssl=self._tls)
+        )
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                # TCP_NODELAY is on without being asked for, in asyncio and in uvloop.
-                _, connection = await loop.create_connection(
-                    lambda: EngineConnection(loop, self._lost), self._host, self._port, ssl=self._tls
-                )
+            for _ in range(CONNECT_SLICES):
+                if (await asyncio.wait({connecting}, timeout=self._connect_timeout / CONNECT_SLICES))[0]:
+                    _, connection = connecting.result()
+                    break
+            else:
+                raise TimeoutError(f"no connection within {self._connect_timeout:g} s")
         except BaseException:
+            if not connecting.cancel() and connecting.exception() is None:
+                connecting.result()[1].abort()  # it came about just when nobody waited for it any more
             self._leave()
             raise
         self._made.add(connection)

@@ -59,7 +59,9 @@ class SimSteps:
 
     async def take(self, *, busy: bool) -> StepStats | None:
         try:
-            async with self._http.get(self._url, params={"reader": self._reader}, timeout=TIMEOUT) as answer:
+            async with self._http.get(
+                self._url, params={"reader": self._reader}, timeout=aiohttp.ClientTimeout(total=TIMEOUT)
+            ) as answer:
                 if answer.status != 200:
                     return None
                 window = msgspec.json.decode(await answer.read(), type=StepStats)

@@ -10,8 +10,9 @@ import msgspec
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineCall, EngineCalls
+from penstock.config.settings.frontend_settings import UpstreamSettings
 from penstock.frontend.cluster_view import ClusterView, RequestTicket
-from penstock.frontend.exchange.open_attempts import GONE_SILENCE, OpenAttempts, WorkerAbsence
+from penstock.frontend.exchange.open_attempts import OpenAttempts, WorkerAbsence
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
 from penstock.frontend.prompt.request_body import media_of
 from penstock.kernel.errors import EngineError
@@ -29,7 +30,7 @@ class EncodeStage:
 
     Args:
         headers: for the engine.
-        patience: seconds after which it has taken too long.
+        limits: on its time and on its silence.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class EncodeStage:
         job: UpstreamRequest,
         adapter: str | None,
         headers: dict[str, str],
-        patience: float,
+        limits: UpstreamSettings,
     ) -> None:
         self._attempts = attempts
         self._ticket = ticket
         self._dispatch = dispatch
         self._dialect = dialect_of(dispatch.card.engine)
-        self._patience = patience
+        self._limits = limits
         self._began = time.monotonic()
         self._absence = WorkerAbsence(cluster, dispatch.card)
         self.gave_up = False
@@ -92,9 +93,9 @@ class EncodeStage:
 
     async def look(self, now: float) -> None:
         """Stop a stage that takes too long, or whose worker is gone."""
-        if now - self._began > self._patience:
-            self._stop(f"no answer within {self._patience} s")
-        if self._absence.seconds(now) > GONE_SILENCE:
+        if now - self._began > self._limits.first_byte_timeout:
+            self._stop(f"no answer within {self._limits.first_byte_timeout} s")
+        if self._absence.beyond(self._limits.quiet_timeout, now):
             self._stop("its worker is gone")
 
     def _stop(self, reason: str) -> None:

@@ -28,7 +28,7 @@ from penstock.adapters.engines.http.engine_call import (
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import ClusterView, RequestTicket
-from penstock.frontend.exchange.open_attempts import GONE_SILENCE, STOPPED, OpenAttempts, WorkerAbsence, adapter_ready
+from penstock.frontend.exchange.open_attempts import STOPPED, OpenAttempts, WorkerAbsence, adapter_ready
 from penstock.frontend.exchange.sse import cached_tokens
 from penstock.frontend.exchange.stages.encode_stage import EncodeStage
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
@@ -106,9 +106,9 @@ class PrefillStages:
             headers: for the engine.
         """
         if dispatch.stage == "encode":
-            patience = self.live_settings().frontend.upstream.first_byte_timeout
+            upstream = self.live_settings().frontend.upstream
             stage = EncodeStage(
-                self.engines, self.cluster, self.attempts, ticket, dispatch, job, adapter, headers, patience
+                self.engines, self.cluster, self.attempts, ticket, dispatch, job, adapter, headers, upstream
             )
             return self._spawn(stage.run(), f"encode-{ticket.id}")
         self._running.add((ticket.id, dispatch.attempt))
@@ -314,10 +314,10 @@ class _PrefillStage:
 
     async def look(self, now: float) -> None:
         """Stop a stage that takes too long, or whose worker is gone."""
-        limit = self._stages.live_settings().frontend.upstream.first_byte_timeout
-        if now - self._began > limit:
-            self._call.stop(f"no answer within {limit} s")
-        if self._absence.seconds(now) > GONE_SILENCE:
+        upstream = self._stages.live_settings().frontend.upstream
+        if now - self._began > upstream.first_byte_timeout:
+            self._call.stop(f"no answer within {upstream.first_byte_timeout} s")
+        if self._absence.beyond(upstream.quiet_timeout, now):
             self._call.stop("its worker is gone")
 
     def _refused(self, body: bytes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.os_hints import bind_hint, write_hint
+from penstock.kernel.errors import bind_hint, write_hint
 
 
 def error(code: int) -> OSError:
