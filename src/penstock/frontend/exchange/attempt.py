@@ -236,7 +236,8 @@ class Attempt:
             if tap.finished and tap.error is None:
                 self._feed(b"data: [DONE]\n\n")
         if tap.error is not None:
-            return self._failed(tap.error)
+            # Without a status of its own it is an error of the server's, as it would be before the stream.
+            return self._failed(tap.error._replace(status=tap.error.status or 500))
         if not tap.done and answer.job.parsed is not None:
             return AttemptLost("the engine's stream ended before its answer was whole")
         if not tap.started and answer.job.parsed is not None:
@@ -389,7 +390,7 @@ class Attempt:
         text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
         if kind != "client":
-            return self._lost(kind, text, status or 500)
+            return self._lost(kind, text, status)
         self._answer.refused(self.dispatch, text, status or 400)
         return False
 
