@@ -316,11 +316,15 @@ def test_no_process_outlives_the_command(tmp_path: Path, number: int) -> None:
     hours = ["--workload", "chat", "--rate", "50", "--hours", "50", "--no-html"]
     command = [sys.executable, "-m", "penstock", "simulate", *hours, "--compare", "router.mode=kv,random"]
     process = subprocess.Popen([*command, "--jobs", "2", "--out", str(tmp_path)], stderr=subprocess.PIPE)
-    eventually(lambda: len(list(tmp_path.glob("*/requests.jsonl"))) == 2)
-    children = children_of(process.pid)
-    process.send_signal(number)
-    assert process.wait(30) == (130 if number == signal.SIGINT else -number)
-    eventually(lambda: not any(map(runs, children)))
+    try:
+        eventually(lambda: len(list(tmp_path.glob("*/requests.jsonl"))) == 2)
+        children = children_of(process.pid)
+        process.send_signal(number)
+        assert process.wait(30) == (130 if number == signal.SIGINT else -number)
+        eventually(lambda: not any(map(runs, children)))
+    finally:
+        process.kill()
+        process.wait()
 
 
 def eventually(holds: Callable[[], bool]) -> None:
