@@ -17,6 +17,7 @@ from penstock.frontend.parsers.parser_registry import (
     whole_text,
 )
 from penstock.frontend.parsers.tool_call_stream import CALL_MAX
+from penstock.frontend.parsers.written_calls import types_of
 from tests.frontend.parsers.answers import ANSWERS, DS, WEATHER, WrittenAnswer
 
 MARKERS = (
@@ -166,3 +167,49 @@ def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
     text = '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>'
     (call,) = whole_text(parser_of("hermes"), text)
     assert isinstance(call, ToolCallDelta) and call.arguments.encode() == b'{"query": "\\ud800"}'
+
+
+CALL = ("search", {"query": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("qwen3_coder", "<function=get_weather>\n<parameter=city>Oslo\n<parameter=days>\n2\n</parameter>\n</function>",
+         [("get_weather", {"city": "Oslo", "days": 2})]),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=city>\nOslo\n</function>",
+         [("get_weather", {"city": "Oslo"})]),
+        ("qwen3_coder", "<function=get_weather><parameter=city>Oslo<parameter=days>2</parameter></function>", []),
+        ("hermes", '<tool_call>{"name": "search"}</tool_call>', [("search", {})]),
+        ("hermes", '<tool_call>{"name": "search", "arguments": null}</tool_call>', [("search", {})]),
+        ("deepseek_v3", DS + 'function<｜tool▁sep｜>search\n```jsonc\n{"query": "x"}\n```<｜tool▁call▁end｜>', [CALL]),
+        ("llama3_json", 'I look.\n{"name": "search", "parameters": {"query": "x"}}', [CALL]),
+        ("llama3_json", '<function=search>{"query": "x"}</function>', [CALL]),
+        ("llama3_json", '{"a": {"name": "search", "parameters": {"query": "x"}}}', []),
+        ("mistral", '[{"name": "search", "arguments": {"query": "x"}}]', [CALL]),
+        ("mistral", '[TOOL_CALLS][{"name": "search", "arguments": {"query": "x"}}', [CALL]),
+    ],
+)  # fmt: skip
+def test_what_models_write_beside_their_format(name: str, text: str, calls: list[object]) -> None:
+    for pieces in ([text], list(text)):
+        content, _, made = by_kind(cut(parser_of(name), pieces))
+        assert [(called, json.loads(arguments)) for called, arguments in made] == calls
+        assert calls or content == text
+
+
+def test_a_call_in_reasoning_without_an_end_is_a_call_and_one_before_the_end_is_reasoning() -> None:
+    call = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+    for pieces in (["<think>hm " + call], list("<think>hm " + call)):
+        content, reasoning, made = by_kind(cut(parser_of("hermes", "think"), pieces))
+        assert (content, reasoning, len(made)) == ("", "hm ", 1)
+    text = f"<think>hm {call}</think>Yes"
+    assert by_kind(cut(parser_of("hermes", "think"), list(text))) == ("Yes", "hm " + call, [])
+
+
+def test_types_of_parameters_are_found_through_references_and_in_other_words() -> None:
+    root = {"$defs": {"N": {"type": "integer"}}}
+    assert types_of({"$ref": "#/$defs/N"}, root) == ("integer",)
+    assert types_of({"allOf": [{"$ref": "#/$defs/N"}]}, root) == ("integer",)
+    assert types_of({"type": "float"}, {}) == ("number",) and types_of({"enum": [1, 2]}, {}) == ("integer", "number")
+    loop: dict[str, object] = {"$ref": "#/$defs/L"}
+    assert types_of(loop, {"$defs": {"L": loop}}) == ()

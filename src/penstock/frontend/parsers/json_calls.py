@@ -45,7 +45,7 @@ class _SpanReader:
         if self._end is None:
             self._end = self._span.end(text)
             if self._end is None:
-                return NO_CALL if final or self._span.broken else None
+                return self._cut(text) if final else NO_CALL if self._span.broken else None
         return self._calls(text, self._end, final)
 
     def _opened(self, text: str, place: int, final: bool) -> int | CallsRead | None:
@@ -55,6 +55,10 @@ class _SpanReader:
     def _calls(self, text: str, end: int, final: bool) -> CallsRead | None:
         """Return the calls of the value before ``end``; None where more text is needed."""
         raise NotImplementedError
+
+    def _cut(self, text: str) -> CallsRead:
+        """Return the calls of a value that the text's end cut."""
+        return NO_CALL
 
 
 class _HermesReader(_SpanReader):
@@ -75,16 +79,30 @@ class _HermesReader(_SpanReader):
 
 
 class _LlamaReader(_SpanReader):
-    """``{"name": ..., "parameters": {...}}``, as the whole answer or behind ``<|python_tag|>``; several with ``;``"""
+    """``{"name": ..., "parameters": {...}}``, by itself or behind ``<|python_tag|>``; several with ``;``
+
+    Llama 3.1 also writes ``<function=name>{...}</function>``.
+    """
 
     _KEYS = ('"name"', '"type"', '"arguments"', '"parameters"')
+    _TAG = "<function="
+    _NAME = re.compile(r"([\w.\-/]{1,256})>\s{0,8}(?=\{)")
+    _NAME_BEGUN = re.compile(r"[\w.\-/]{0,256}(?:>\s{0,8})?\Z")
+    _CLOSE = "</function>"
 
     def __init__(self, marker: str, schemas: ToolSchemas) -> None:
         super().__init__(marker, schemas)
         if marker == "{":
             self._start = 0
+        self._name: str | None = None
 
     def _opened(self, text: str, place: int, final: bool) -> int | CallsRead | None:
+        if self._marker == self._TAG:
+            head = self._NAME.match(text, self._start)
+            if head is None:
+                return None if not final and self._NAME_BEGUN.match(text, self._start) else NO_CALL
+            self._name = head[1]
+            return head.end()
         if text[place] != "{":
             return NO_CALL
         # Another object is let go at its first key, so that an answer in JSON does not wait for its end.
@@ -94,6 +112,15 @@ class _LlamaReader(_SpanReader):
         return None if not final and any(name.startswith(key) for name in self._KEYS) else NO_CALL
 
     def _calls(self, text: str, end: int, final: bool) -> CallsRead | None:
+        if self._name is not None:
+            place = _spaces(text, end)
+            rest = text[place : place + len(self._CLOSE)]
+            if not final and rest != self._CLOSE and self._CLOSE.startswith(rest):
+                return None
+            arguments = object_text(text[self._start : end])
+            if arguments is None:
+                return NO_CALL
+            return CallsRead((ToolCallDelta(self._name, arguments),), place + len(rest) if rest == self._CLOSE else end)
         # Without a marker, any JSON object would be a call: only one of the request's functions is.
         call = call_of(json_object(text[self._start : end]), self._schemas if self._marker == "{" else None)
         return NO_CALL if call is None else CallsRead((call,), end)
@@ -108,11 +135,18 @@ class _MistralReader(_SpanReader):
         r"\s{0,8}[\w.\-/]{0,256}\s{0,8}(?:\[[A-Z_]{0,7}\]?\s?\w{0,64}\s{0,8}){0,2}\[?[A-Z_]{0,7}\Z"
     )
 
+    _LIST_BEGUN = re.compile(r"\[\s{0,16}(?:\{\s{0,16}(?:\"(?:n(?:a(?:m(?:e\"?)?)?)?)?)?)?\Z")
+    _LIST = re.compile(r"\[\s{0,16}\{\s{0,16}\"name\"")
+
     def __init__(self, marker: str, schemas: ToolSchemas) -> None:
         super().__init__(marker, schemas)
         self._name: str | None = None
+        if marker == "[":
+            self._start = 0
 
     def _opened(self, text: str, place: int, final: bool) -> int | CallsRead | None:
+        if self._marker == "[" and not self._LIST.match(text, place):
+            return None if not final and self._LIST_BEGUN.match(text, place) else NO_CALL
         if text[place] == "[":
             return place
         head = self._HEAD.match(text, self._start)
@@ -126,8 +160,16 @@ class _MistralReader(_SpanReader):
         if self._name is not None:
             arguments = object_text(body)
             return NO_CALL if arguments is None else CallsRead((ToolCallDelta(self._name, arguments),), end)
+        return self._listed(body, end)
+
+    def _cut(self, text: str) -> CallsRead:
+        # The list may be cut at its bracket, which some engines take for the end of the answer.
+        return NO_CALL if self._name is not None else self._listed(text[self._start :] + "]", len(text))
+
+    def _listed(self, body: str, end: int) -> CallsRead:
         values = json_value(body)
-        calls = [call_of(value) for value in values] if isinstance(values, list) else []
+        known = self._schemas if self._marker == "[" else None
+        calls = [call_of(value, known) for value in values] if isinstance(values, list) else []
         whole = tuple(call for call in calls if call is not None)
         return CallsRead(whole, end) if whole and len(whole) == len(calls) else NO_CALL
 
@@ -137,7 +179,7 @@ class _DeepSeekReader:
 
     _SEP = "<｜tool▁sep｜>"
     _CLOSE = "<｜tool▁call▁end｜>"
-    _FENCE = "```json"
+    _FENCE = re.compile(r"```\w*\s")
 
     def __init__(self, marker: str, schemas: ToolSchemas) -> None:
         self._start = len(marker)
@@ -150,9 +192,9 @@ class _DeepSeekReader:
             return NO_CALL if final else None
         head, _, body = text[self._start : end].partition(self._SEP)
         name = head.strip()
-        if name == "function" and self._FENCE in body:
-            name, _, body = body.partition(self._FENCE)
-            body = body.strip().removesuffix("```")
+        fence = self._FENCE.search(body) if name == "function" else None
+        if fence is not None:
+            name, body = body[: fence.start()], body[fence.end() :].strip().removesuffix("```")
         arguments = object_text(body.strip())
         name = name.strip()
         if arguments is None or not name or "\n" in name:
@@ -161,8 +203,15 @@ class _DeepSeekReader:
 
 
 HERMES = ToolFormat(starts=("<tool_call>",), reader=_HermesReader)
-LLAMA3_JSON = ToolFormat(starts=("<|python_tag|>",), bare=("{",), wrappers=(";",), reader=_LlamaReader, special=True)
-MISTRAL = ToolFormat(starts=("[TOOL_CALLS]",), reader=_MistralReader, special=True, id_length=9)
+LLAMA3_JSON = ToolFormat(
+    starts=("<|python_tag|>", "<function="),
+    bare=("{",),
+    behind_text=True,
+    wrappers=(";",),
+    reader=_LlamaReader,
+    special=True,
+)
+MISTRAL = ToolFormat(starts=("[TOOL_CALLS]",), bare=("[",), reader=_MistralReader, special=True, id_length=9)
 DEEPSEEK = ToolFormat(
     starts=("<｜tool▁call▁begin｜>",),
     wrappers=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from penstock.config.settings.parser_names import OWN_PREFIX, PAIR_MARK
 from penstock.frontend.parsers.json_calls import DEEPSEEK, HERMES, LLAMA3_JSON, MISTRAL
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ToolCallDelta, joined
+from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta, joined
 from penstock.frontend.parsers.reasoning_stream import ReasoningStream, ReasoningTags
 from penstock.frontend.parsers.tool_call_stream import ToolCallStream
 from penstock.frontend.parsers.tool_format import ToolFormat, ToolSchemas
@@ -67,7 +67,8 @@ class ChoiceParser:
         self.calls = 0
         """Calls that were passed on."""
         self.ended = False
-        self._reasoning = None if tags is None else ReasoningStream(tags, thinks=thinks)
+        starts = () if calls is None else (*calls.starts, *(mark for mark in calls.wrappers if len(mark) > 1))
+        self._reasoning = None if tags is None else ReasoningStream(tags, thinks=thinks, starts=starts)
         self._tools = None if calls is None else ToolCallStream(calls, schemas)
         self._single = single
 
@@ -81,9 +82,13 @@ class ChoiceParser:
             return []
         self.ended = True
         out = self._called([] if self._reasoning is None else self._reasoning.finish())
-        if self._tools is not None:
-            out += self._limited(self._tools.finish())
-        return joined(out)
+        if self._tools is None:
+            return joined(out)
+        held = "" if self._reasoning is None else self._reasoning.held
+        deltas = [*self._tools.feed(held), *self._tools.finish()]
+        if held and not any(isinstance(delta, ToolCallDelta) for delta in deltas):
+            deltas = [ReasoningDelta(held)]
+        return joined([*out, *self._limited(deltas)])
 
     def _called(self, deltas: list[ParsedDelta]) -> list[ParsedDelta]:
         if self._tools is None:

@@ -1,9 +1,10 @@
 """Reasoning stream: parts a model's reasoning, which stands between two tags, from its answer."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, joined
-from penstock.frontend.parsers.text_markers import begun
+from penstock.frontend.parsers.text_markers import begun, earliest
 
 
 class ReasoningTags(NamedTuple):
@@ -26,11 +27,18 @@ class ReasoningStream:
 
     Reasoning that does not end is reasoning to the end of the text; without an opening tag, where one is needed, all of
     it is content.
+
+    Args:
+        starts: texts with which a call begins. Behind one, nothing is passed on before the reasoning ends: where it
+            does not, the model may have called a tool without ending it.
     """
 
-    __slots__ = ("_inside", "_opened", "_tags", "_text", "over")
+    __slots__ = ("_inside", "_opened", "_starts", "_tags", "_text", "held", "over")
 
-    def __init__(self, tags: ReasoningTags, *, thinks: bool = True) -> None:
+    def __init__(self, tags: ReasoningTags, *, thinks: bool = True, starts: Collection[str] = ()) -> None:
+        self.held = ""
+        """What stands behind a call's beginning in reasoning that did not end; known at the end of the text."""
+        self._starts = starts
         self.over = False
         """Whether only content follows."""
         self._tags = tags
@@ -60,9 +68,15 @@ class ReasoningStream:
         if closing:
             self.over, self._text = True, ""
             return joined([ReasoningDelta(reasoning), ContentDelta(content)])
-        cut = len(self._text) - (0 if final else begun(self._text, (self._tags.closing,)))
+        start = earliest(self._text, self._starts)
+        if start is not None:
+            cut = start[0]
+        else:
+            cut = len(self._text) - (0 if final else begun(self._text, (self._tags.closing, *self._starts)))
         out = joined([ReasoningDelta(self._text[:cut])])
         self._text = self._text[cut:]
+        if final:
+            self.held, self._text = self._text, ""
         return out
 
     def _open(self, final: bool) -> bool:

@@ -12,6 +12,10 @@ CALL_MAX = 256 * 1024
 """Most characters of one call; a longer one is content. Larger than any model's longest answer in practice."""
 
 
+_NOT_PROSE = ("{", "[", "`", "<")
+"""Signs behind which an object may be part of code, of JSON or of an example."""
+
+
 class ToolCallStream:
     """Text of one answer in, content and calls out."""
 
@@ -31,7 +35,7 @@ class ToolCallStream:
         self._beside = True
         """Whether only padding came since the beginning, the last call or a wrapper."""
         self._bare = bool(tool_format.bare)
-        """Whether only calls and padding came so far, so that a call without a marker may begin."""
+        """Whether a call without a marker may begin: only calls and padding came so far, or text, by the format."""
 
     def feed(self, text: str) -> list[ParsedDelta]:
         """Take a piece of the text."""
@@ -64,11 +68,12 @@ class ToolCallStream:
             self._text = rest
             if not rest:
                 return False
-            for marker in self._format.bare if self._bare else ():
-                if rest.startswith(marker):
-                    self._reader = self._format.reader(marker, self._schemas)
-                    return True
-        place = earliest(self._text, self._markers)
+        bare = self._format.bare
+        if not self._bare or not (self._format.behind_text or self._text.startswith(bare)):
+            bare = ()
+        place = earliest(self._text, (*self._markers, *bare))
+        if place is not None and place[1] in bare and any(sign in self._text[: place[0]] for sign in _NOT_PROSE):
+            place = earliest(self._text, self._markers)
         if place is None:
             cut = len(self._text) - (0 if final else begun(self._text, self._markers))
             self._say(out, self._text[:cut])
@@ -117,4 +122,5 @@ class ToolCallStream:
     def _say(self, out: list[ParsedDelta], text: str) -> None:
         if text:
             out.append(ContentDelta(self._padding + text))
-            self._padding, self._beside, self._bare = "", False, False
+            self._padding, self._beside = "", False
+            self._bare = self._bare and self._format.behind_text and not any(sign in text for sign in _NOT_PROSE)

@@ -52,6 +52,8 @@ class ToolFormat:
     """Texts around calls, which are left out beside a call."""
     bare: tuple[str, ...] = ()
     """Markers that count only where nothing but calls stands before them."""
+    behind_text: bool = False
+    """Whether they count behind text, too, while that has no bracket, fence or marker of its own."""
     special: bool = False
     """Whether its markers are special tokens, which engines leave out of their text unless asked."""
     id_length: int = 24
@@ -92,12 +94,15 @@ def call_of(value: object, schemas: ToolSchemas | None = None) -> ToolCallDelta 
     """Return the call that a JSON object describes by name and arguments; None where it describes none.
 
     Args:
-        schemas: only a call of one of these functions counts; None takes any.
+        schemas: only a call of one of these functions counts, and it has to name its arguments; None takes any, as
+            behind a marker, where a call of a function without parameters may leave them out.
     """
     if not isinstance(value, dict):
         return None
     name = value.get("name")
     arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None and (schemas is None or not value.keys().isdisjoint(("arguments", "parameters"))):
+        arguments = {}
     if isinstance(arguments, str):
         arguments = json_object(arguments)
     if not isinstance(name, str) or not name or not name.isprintable() or not isinstance(arguments, dict):

@@ -4,6 +4,7 @@ import ast
 import math
 import re
 import warnings
+from collections.abc import Collection, Mapping
 
 from penstock.frontend.parsers.parsed_deltas import ToolCallDelta
 from penstock.frontend.parsers.text_markers import BracketSpan
@@ -24,7 +25,11 @@ class _QwenReader:
     _HEAD = re.compile(r"<function=([^>\n]+)>\s*")
     # A value ends where what follows can only be the next parameter or the end: it may be text about this very format.
     _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>\s*(?=<parameter=|\Z)", re.S)
+    # The same where a model left an end mark out: then the next parameter's line ends it, or the end.
+    _UNCLOSED = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>\s*|(?:\n\s*)(?=<parameter=)|\Z)", re.S)
+    _OPENING = re.compile(r"<parameter=([^>\n]+)>")
     _WHOLE = re.compile(r"(?:</parameter>|<function=[^>\n]+>)\s*\Z")
+    _LAST = re.compile(r"</function>\s*(?:</tool_call>\s*)?\Z")
 
     def __init__(self, marker: str, schemas: ToolSchemas) -> None:
         self._schemas = schemas
@@ -36,6 +41,9 @@ class _QwenReader:
             if self._WHOLE.search(text, max(0, end - 400), end):
                 return self._call(text[:end], self._place)
         self._place = max(self._place, len(text) - len(self._CLOSE))
+        last = self._LAST.search(text) if final else None
+        if last is not None:
+            return self._call(text[: last.start()], last.start() + len(self._CLOSE))
         return NO_CALL if final else None
 
     def _call(self, body: str, end: int) -> CallsRead:
@@ -43,34 +51,87 @@ class _QwenReader:
         if head is None:
             return NO_CALL
         name, place = head[1].strip(), head.end()
+        schema = self._schemas.get(name, {})
+        names = _object_of(schema.get("properties")).keys()
+        unclosed = len(self._OPENING.findall(body)) > body.count("</parameter>")
         arguments: dict[str, object] = {}
         while place < len(body):
-            parameter = self._PARAMETER.match(body, place)
+            parameter = (self._UNCLOSED if unclosed else self._PARAMETER).match(body, place)
             if parameter is None:
                 return NO_CALL
-            arguments[parameter[1].strip()] = _typed_value(
-                _trimmed(parameter[2]), self._types(name, parameter[1].strip())
-            )
+            key, text = parameter[1].strip(), _trimmed(parameter[2])
+            if unclosed and (key not in names or key in arguments or self._holds_more(text, names)):
+                return NO_CALL  # what belongs to which parameter is a guess
+            arguments[key] = _typed_value(text, types_of(_object_of(schema.get("properties")).get(key), schema))
             place = parameter.end()
         return CallsRead((ToolCallDelta(name, arguments_text(arguments)),), end)
 
-    def _types(self, name: str, parameter: str) -> tuple[str, ...]:
-        """Return the JSON types that the request allows for a parameter; none where it does not say."""
-        properties = self._schemas.get(name, {}).get("properties")
-        schema = properties.get(parameter) if isinstance(properties, dict) else None
-        if not isinstance(schema, dict):
-            return ()
-        options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-        types: list[str] = []
-        for option in options:
-            kind = option.get("type") if isinstance(option, dict) else None
-            types += [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
-        return tuple(kind for kind in types if isinstance(kind, str))
+    def _holds_more(self, text: str, names: Collection[str]) -> bool:
+        """Return whether a value without an end mark seems to have swallowed a parameter or a call."""
+        return "<function=" in text or any(name.strip() in names for name in self._OPENING.findall(text))
 
 
 def _trimmed(value: str) -> str:
     """Return a value without the line break that the format puts before and behind it."""
     return value.removeprefix("\n").removesuffix("\n")
+
+
+_KINDS = {
+    **dict.fromkeys(("integer", "int", "int32", "int64", "long"), "integer"),
+    **dict.fromkeys(("number", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("boolean", "bool"), "boolean"),
+    **dict.fromkeys(("object", "dict", "map"), "object"),
+    **dict.fromkeys(("array", "list", "tuple"), "array"),
+    **dict.fromkeys(("string", "str"), "string"),
+    **dict.fromkeys(("null", "none"), "null"),
+}
+"""Types of JSON schema, and the names that tools written in other languages give them."""
+_DEPTH_MAX = 8
+"""Most references of a schema that are followed: one may refer to itself."""
+
+
+def types_of(schema: object, root: Mapping[str, object], depth: int = 0) -> tuple[str, ...]:
+    """Return the types of JSON that a schema allows, in its order; none where it does not say.
+
+    Args:
+        root: the schema in which its references lie.
+    """
+    fields = _object_of(schema)
+    if not fields or depth > _DEPTH_MAX:
+        return ()
+    kinds: list[str] = []
+    named = fields.get("type")
+    for kind in named if isinstance(named, list) else [named]:
+        kinds += [_KINDS[kind.lower()]] if isinstance(kind, str) and kind.lower() in _KINDS else []
+    if not kinds:
+        values = fields.get("enum", [fields["const"]] if "const" in fields else [])
+        for value in values if isinstance(values, list) else []:
+            kinds += [kind for kind, of in _JSON_KINDS.items() if _is_of(value, kind, of)] or ["string"]
+    below: list[object] = [_referred(fields["$ref"], root)] if "$ref" in fields else []
+    for word in ("anyOf", "oneOf", "allOf"):
+        options = fields.get(word)
+        below += options if isinstance(options, list) else []
+    for option in below:
+        kinds += types_of(option, root, depth + 1)
+    return tuple(dict.fromkeys(kinds))
+
+
+def _referred(reference: object, root: Mapping[str, object]) -> object:
+    """Return the schema to which a reference within the same document leads; None where it leads nowhere."""
+    place: object = root
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for step in reference[2:].split("/"):
+        place = _object_of(place).get(step.replace("~1", "/").replace("~0", "~"))
+    return place
+
+
+def _object_of(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_of(value: object, kind: str, of: type | tuple[type, ...]) -> bool:
+    return isinstance(value, of) and isinstance(value, bool) <= (kind == "boolean")
 
 
 _JSON_KINDS: dict[str, type | tuple[type, ...]] = {
@@ -90,10 +151,26 @@ def _typed_value(text: str, types: tuple[str, ...]) -> object:
         return text
     plain = text.strip()
     value = json_value({"True": "true", "False": "false", "None": "null"}.get(plain, plain))
+    if value is None and plain[:1] in ("{", "["):
+        value = _python_value(plain)
     for kind in kinds:
-        if isinstance(value, _JSON_KINDS[kind]) and (isinstance(value, bool) <= (kind == "boolean")):
+        if _is_of(value, kind, _JSON_KINDS[kind]):
             return value if value is not None or plain in ("null", "None") else text
     return text
+
+
+def _python_value(text: str) -> object:
+    """Return the value of a literal as Python writes it; None where it is none."""
+    try:
+        return _literal(_parsed(text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _parsed(text: str) -> ast.expr:
+    with warnings.catch_warnings():  # such as those of an unknown escape in a model's string
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode="eval").body
 
 
 class _PythonicReader:
@@ -119,9 +196,7 @@ class _PythonicReader:
         if end is None:
             return NO_CALL if final or self._span.broken else None
         try:
-            with warnings.catch_warnings():  # such as those of an unknown escape in a model's string
-                warnings.simplefilter("ignore")
-                tree = ast.parse(text[self._start : end], mode="eval").body
+            tree = _parsed(text[self._start : end])
             calls = tuple(self._call(node) for node in tree.elts) if isinstance(tree, ast.List) else ()
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return NO_CALL
