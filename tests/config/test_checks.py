@@ -84,7 +84,6 @@ def problems(*overrides, files=False):
         ),
         (["planner.budget.pools={main: {max_replicas: 0}}"], "main.max_replicas: is 0, below its min_replicas 1"),
         (["planner.budget.pools={main: {min_replicas: 9}}", "planner.budget.max_gpus=8"], "together takes 9 GPUs"),
-        (["planner.enabled=true", "planner.budget.pools={mian: {}}"], "pools.mian: there is no such pool"),
         (
             [
                 "planner.enabled=true",
@@ -127,7 +126,6 @@ def test_a_contradiction_is_told(overrides, said):
         ["models={m: {pools: {a: {urls: ['http://h:1'], block_size: 64}, b: {}}}}"],
         ["planner.policy=load-fpm", "planner.load_interval=3m"],
         ["planner.budget.min_gpus=8", "planner.budget.max_gpus=8"],
-        ["planner.enabled=false", "planner.budget.pools={mian: {}}"],
         ["planner.enabled=true", "planner.budget.max_gpus=4", "models={m: {pools: {a: {gpus: 2}, b: {gpus: 2}}}}"],
         ["planner.plugins.use={mine: {module: m}, other: {endpoint: 'unix:///p'}}"],
         load_target(kv_up=0.6, kv_down=0.2, queue_up=9, queue_down=1),

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings, ModelSett
 from penstock.config.settings.frontend_settings import FrontendSettings, UpstreamSettings
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.frontend.exchange.migration import obstacle
+from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.frontend.prompt.request_body import parse
@@ -405,17 +407,82 @@ async def test_a_worker_that_answers_no_health_check_is_avoided_unless_bytes_com
         worker = s.router.roster.workers[WorkerId("e0")]
         s.silent.add(WorkerId("e0"))
         attempts.heard[WorkerId("e0")] = now
-        attempts.judge(s.service.cluster, now - 5.0)
+        attempts.judge(s.service.cluster, now + 4.0, 5.0)
         assert not worker.doubts, "a byte came since"
-        attempts.judge(s.service.cluster, now)
+        attempts.judge(s.service.cluster, now + 6.0, 5.0)
         assert worker.doubts
         assert {(await s.chat(f"prompt {n}")).headers["x-penstock-worker"] for n in range(4)} == {"e1"}
         assert any("health check" in finding.text for finding in s.service.cluster.status().findings)
         s.live.post("router", WorkerLeft(worker=WorkerId("e1"), epoch=1, reason="it is no more"))
         assert (await s.chat()).headers["x-penstock-worker"] == "e0"
         s.silent.clear()
-        attempts.judge(s.service.cluster, now)
+        attempts.judge(s.service.cluster, now + 6.0, 5.0)
         assert not worker.doubts
+
+
+async def test_streams_move_from_an_engine_that_stops_in_the_middle_and_a_finding_names_it() -> None:
+    """As at SIGSTOP: its connections stay open, and nothing comes."""
+
+    async def stops(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await said(request, [chunk({"content": "a "})], hold=30.0)
+
+    async def goes_on(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await said(request, [chunk({"content": "b"}, finish="stop"), DONE])
+
+    async with stand(2, card={"engine": "sglang"}) as s:
+        _in_turn(s, stops, goes_on)
+        answer = await s.chat(stream=True)
+        attempts, cluster = s.service.open_attempts, s.service.cluster
+        (attempt,) = attempts.open.values()
+        now = time.monotonic()
+        for later in (1.0, 4.0, 9.0, 11.0):
+            await attempt.look(now + later)
+            attempts.judge(cluster, now + later, 5.0)
+        assert any("fallen silent" in finding.text for finding in cluster.status().findings)
+        await attempt.look(now + 11.0)
+        assert (await answer.read()).endswith(DONE)
+        assert s.records[0].outcome == "ok" and "fell silent" in s.records[0].legs[0].failure
+
+
+def test_a_worker_is_measured_by_its_own_pauses() -> None:
+    attempts, worker, posts = OpenAttempts(), WorkerId("w"), []
+    cluster: Any = SimpleNamespace(silent=(), doubt=lambda worker, on, reason: posts.append(on))
+    for at in range(0, 40, 4):  # a long prefill lets its streams stand for four seconds again and again
+        for later in range(4):
+            attempts.note_byte(worker, float(at))
+            attempts.judge(cluster, at + later + 0.9, 5.0)
+    attempts.judge(cluster, 36.0 + 30.0, 5.0)
+    assert not posts and not attempts.doubted(worker)
+    attempts.judge(cluster, 36.0 + 50.0, 5.0)
+    assert posts == [True] and attempts.doubted(worker)
+    attempts.streaming.clear()  # they went elsewhere, which makes it no better
+    attempts.judge(cluster, 36.0 + 60.0, 5.0)
+    assert posts == [True]
+    attempts.note_byte(worker, 97.0)
+    attempts.judge(cluster, 97.1, 5.0)
+    assert posts == [True, False]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_request_that_waits_at_a_silent_engine_is_got_elsewhere(streamed: bool) -> None:
+    begun = asyncio.Event()
+
+    async def hangs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        begun.set()
+        await asyncio.sleep(30)
+        raise AssertionError("its client must have hung up by now")
+
+    async with stand(2) as s:
+        _in_turn(s, hangs, answer_well)
+        asked = asyncio.create_task(s.chat(stream=streamed))
+        await begun.wait()
+        (attempt,) = s.service.open_attempts.open.values()
+        now = time.monotonic()
+        s.silent.add(attempt.dispatch.target.worker)  # type: ignore[attr-defined]
+        s.service.open_attempts.judge(s.service.cluster, now + 20.0, 5.0)
+        await attempt.look(now + 20.0)
+        assert (await asked).status == 200
+        assert "its engine is silent" in s.records[0].legs[0].failure
 
 
 @pytest.mark.parametrize(

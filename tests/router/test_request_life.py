@@ -374,15 +374,20 @@ class TestBreaker:
 
 
 class TestBlame:
-    @pytest.mark.parametrize("status", [500, 501, None])
-    def test_a_request_that_fails_alike_on_two_workers_is_at_fault_and_tried_no_further(
-        self, status: int | None
-    ) -> None:
+    @pytest.mark.parametrize("status", [500, 501])
+    def test_a_request_that_fails_alike_on_two_workers_is_at_fault_and_tried_no_further(self, status: int) -> None:
         world = RouterWorld(*(card(name) for name in "abcd"), attempts_max=4)
         closed = fails(world, "poison", status)
         assert closed.attempts == 2 and "failed alike on" in closed.reason
-        assert closed.status == (status or 502)
+        assert closed.status == status
         assert sum(worker.failures for worker in world.router.roster) == 1, "it counts once"
+
+    def test_a_request_at_which_engines_hang_up_is_tried_further_and_counts_once(self) -> None:
+        """They may have been killed one after the other."""
+        world = RouterWorld(*(card(name) for name in "abcd"), attempts_max=4)
+        closed = fails(world, "poison", None)
+        assert closed.attempts == 4 and closed.status == 502
+        assert sum(worker.failures for worker in world.router.roster) == 1
 
     @pytest.mark.parametrize("status", [500, None])
     def test_such_requests_open_no_breaker_of_workers_that_answer_others(self, status: int | None) -> None:
@@ -390,7 +395,7 @@ class TestBlame:
         by = [answered(world, f"good{n}") for n in range(8)]
         assert set(by) == {"a", "b"}
         for n in range(60):  # four of five requests: what a client's own retries make of one in three
-            assert fails(world, f"poison{n}", status, after=0.25).attempts == 2
+            assert fails(world, f"poison{n}", status, after=0.25).attempts >= 2
             if n % 4 == 0:
                 by.append(answered(world, f"more{n}"))
         assert breakers(world) == ["closed", "closed"] and set(by[8:]) == {"a", "b"}

@@ -149,6 +149,12 @@ def name_lines(status: ClusterStatus) -> list[str]:
     return lines
 
 
+def state_text(worker: WorkerStatus) -> str:
+    """Return a worker's state, and in short why it takes no requests; the findings say more of it."""
+    short = (worker.why_not or "").partition(":")[0].partition(",")[0]
+    return worker.state if short in ("", worker.state, f"is {worker.state}") else f"{worker.state} ({short})"
+
+
 def adapter_line(adapter: WantedAdapter) -> str:
     """Return in one line on how many workers an adapter is to be, and on which it is."""
     there = [*adapter.workers, *(f"{worker} (loads)" for worker in adapter.loading)]
@@ -174,9 +180,7 @@ MODEL_SPARE = ("TOKENIZER", "BLOCK")
 WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
     "WORKER": lambda worker: worker.id,
     "ROLE": lambda worker: worker.role,
-    "STATE": lambda worker: (
-        worker.state if worker.why_not in (None, worker.state) else f"{worker.state} ({worker.why_not})"
-    ),
+    "STATE": lambda worker: state_text(worker),
     "INDEX": lambda worker: worker.index,
     "ACTIVE": lambda worker: worker.active_requests,
     "PREFILL TOKENS": lambda worker: worker.active_prefill_tokens,

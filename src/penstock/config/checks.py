@@ -545,11 +545,9 @@ def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
     for path, message, hint in contradictions(settings.planner):
         yield ("planner", *path), message, hint
     if not settings.planner.enabled:
-        return  # a planner elsewhere may have other pools
+        return  # a planner elsewhere has other pools
     budget, models = settings.planner.budget, settings.models
     pools = {pool_prefix(model, len(models)) + name: p for model in models for name, p in models[model].pools.items()}
-    for name in budget.pools.keys() - pools.keys():
-        yield ("planner", "budget", "pools", name), "there is no such pool", f"there is {listed(pools)}"
     floor = 0
     for name, pool in pools.items():
         least = budget.pools.get(name, PoolLimits()).min_replicas

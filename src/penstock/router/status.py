@@ -63,7 +63,13 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
             )
         for worker in workers:
             for doubt in worker.doubts:
-                add("warning", f"{worker.card.id}: {doubt}", "it gets requests again once it answers; see its log")
+                add("warning", f"{worker.card.id}: its {doubt}", "it gets requests again once it answers; see its log")
+            for cordon in worker.cordons:
+                add(
+                    "warning",
+                    f"{worker.card.id} is cordoned: {cordon}",
+                    "its log may say why",
+                )
         found += _stage_findings(pool, workers, now)
         found += _refusal_findings(pool, now)
         found += _failure_findings(pool, workers, now)

@@ -11,6 +11,7 @@ import yaml
 from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.config.settings.discovery_settings import KubernetesSettings
+from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.values import Pool
 from penstock.runtime.supervision.pod_pool import PodPool, inference_pool
 from penstock.testing.store_contract import PATIENCE
@@ -51,7 +52,9 @@ class Recorder:
         self.urls: dict[str, str] = {}
         self.forgotten: Callable[[int], None] = lambda number: None
 
-    def attach_changing(self, name: str, configured: Pool, forgotten: Callable[[int], None]) -> None:
+    def attach_changing(
+        self, name: str, configured: Pool, forgotten: Callable[[int], None], health: HealthLimits
+    ) -> None:
         self.forgotten = forgotten
 
     def join(self, server: Any, number: int) -> None:

@@ -204,12 +204,14 @@ class Attempt:
         upstream, caller = self._context.settings.frontend.upstream, self._answer.caller
         silent = now - self._last_byte
         if self.tap.started:
-            self._context.attempts.heard[self.dispatch.target.worker] = self._last_byte
+            self._context.attempts.note_byte(self.dispatch.target.worker, self._last_byte)
         if not self.tap.started:
             # An unary answer's first byte comes with its last token: only the request's deadline limits that.
             limit = upstream.first_byte_timeout
             if silent > limit and self._answer.job.streamed:
                 self._call.stop(f"no first byte within {limit} s")
+            elif silent > 2 * upstream.quiet_timeout and self._doubted():
+                self._call.stop(f"its engine is silent, and nothing came for {silent:.1f} s")
             elif self._absence.beyond(upstream.quiet_timeout, now):
                 self._call.stop(f"its worker is gone, and nothing came for {silent:.1f} s")
         elif caller.full:
@@ -217,8 +219,15 @@ class Attempt:
                 caller.abort()  # the client does not read any more; the server then cancels this task
         elif silent > upstream.quiet_timeout and self._absence.beyond(0.0, now):
             self._call.stop(f"its worker is gone and has been silent for {silent:.1f} s")
+        elif silent > upstream.quiet_timeout and self._answer.resumable.transcript is not None and self._doubted():
+            self._call.stop(f"all streams of its engine fell silent, this one for {silent:.1f} s")
         elif silent > upstream.stall_timeout:
             self._call.stop(f"the engine was silent for {silent:.1f} s inside its answer")
+
+    def _doubted(self) -> bool:
+        """Return whether the engine is silent for too long, and another one could go on."""
+        context, card = self._context, self.dispatch.card
+        return context.attempts.doubted(card.id) and not context.cluster.alone(card)
 
     def _speak(self, transcript: Transcript | None = None) -> bool:
         """Return whether this is the attempt whose answer the client gets."""

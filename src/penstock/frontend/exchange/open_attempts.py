@@ -17,6 +17,14 @@ from penstock.runtime.node.adapter_loads import LoadFailure
 PERIOD = 0.25
 """Seconds between sweeps: how exact the limits on silence are."""
 QUIET = "health check is not answered, and no byte has come from it for a while"
+STALLED = "streams have all fallen silent, for far longer than their usual gap"
+PAUSES = 10
+"""Times its longest pause lately that all streams of a worker may be silent before it counts as stalled."""
+STALLED_FOR = 60.0
+"""Seconds that a stalled worker is in doubt without a new byte: its streams have gone elsewhere, and within this time
+canaries and health checks find out whether it works."""
+FADES = 0.999
+"""What a sweep leaves of the memory of the longest pause: half of it after three minutes."""
 
 AttemptKey = tuple[str, int]
 """A request's id and the attempt's number."""
@@ -74,7 +82,15 @@ class OpenAttempts:
         """The answers that they are to give; the same."""
         self.heard: dict[WorkerId, float] = {}
         """When a byte of an answer last came from a worker, as far as the attempts have said."""
-        self._doubted: set[WorkerId] = set()
+        self.streaming: set[WorkerId] = set()
+        """Workers with a stream that has begun, as the last sweep found them."""
+        self._doubted: dict[WorkerId, str] = {}
+        self._pauses: dict[WorkerId, float] = {}
+        """The longest time lately for which all streams of a worker were silent, and went on."""
+        self._paused: dict[WorkerId, float] = {}
+        """For how long they were silent at the last sweep."""
+        self._stalls: dict[WorkerId, tuple[float, float]] = {}
+        """Stalled workers: since when, and when the last byte had come."""
 
     def __len__(self) -> int:
         return len(self.open)
@@ -85,6 +101,15 @@ class OpenAttempts:
         if attempt is not None:
             attempt.stop(effect.reason)
 
+    def note_byte(self, worker: WorkerId, at: float) -> None:
+        """A stream of a worker has begun, and its last byte came at ``at``."""
+        self.streaming.add(worker)
+        self.heard[worker] = max(at, self.heard.get(worker, at))
+
+    def doubted(self, worker: WorkerId) -> bool:
+        """Return whether a worker is silent for too long, as `judge` has it."""
+        return worker in self._doubted
+
     async def watch(self, cluster: ClusterView, limit: Callable[[], float]) -> None:
         """Look at every attempt and answer four times a second, until cancelled. ``limit``: seconds of `judge`."""
         now = time.monotonic()
@@ -92,21 +117,49 @@ class OpenAttempts:
             before = now
             await asyncio.sleep(PERIOD)
             now = time.monotonic()
-            if now - before > 2 * PERIOD:
-                continue  # the loop was late itself: what has come is to be read before anybody is called silent
+            if now - before > 2 * PERIOD:  # the loop was late itself: what has come meanwhile is to be read first
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            self.streaming.clear()
             for attempt in list(self.open.values()):
                 await attempt.look(now)
             for answer in list(self.answers):
                 await answer.look(now)
-            self.judge(cluster, now - limit())
+            self.judge(cluster, now, limit())
 
-    def judge(self, cluster: ClusterView, since: float) -> None:
-        """Doubt workers that answer no health check, unless a byte has come from them ``since``."""
-        for worker in {*cluster.silent, *self._doubted}:
-            doubted = worker in cluster.silent and self.heard.get(worker, since) <= since
-            if doubted != (worker in self._doubted):
-                (self._doubted.add if doubted else self._doubted.discard)(worker)
-                cluster.doubt(worker, doubted, QUIET)
+    def judge(self, cluster: ClusterView, now: float, limit: float) -> None:
+        """Doubt workers that are silent for longer than ``limit``: to their health checks, or in all of their streams.
+
+        The latter is measured by the worker's own pauses, since a long prefill lets some engines' streams stand.
+        """
+        doubts: dict[WorkerId, str] = {}
+        for worker in cluster.silent:
+            if now - self.heard.get(worker, 0.0) > limit:
+                doubts[worker] = QUIET
+        for worker in self.streaming:
+            silent, before = now - self.heard[worker], self._paused.get(worker, 0.0)
+            longest = FADES * self._pauses.get(worker, 0.0)
+            self._pauses[worker] = max(longest, before) if silent < before else longest
+            self._paused[worker] = silent
+            if silent > max(2 * limit, PAUSES * self._pauses[worker]):
+                self._stalls.setdefault(worker, (now, self.heard[worker]))
+        for worker, (since, heard) in list(self._stalls.items()):
+            if self.heard[worker] > heard or now - since > STALLED_FOR:
+                del self._stalls[worker]
+            else:
+                doubts.setdefault(worker, STALLED)
+        for worker in self._paused.keys() - self.streaming:
+            del self._paused[worker]
+        for worker in {*doubts, *self._doubted}:
+            new, old = doubts.get(worker), self._doubted.get(worker)
+            if new == old:
+                continue
+            if old is not None:
+                del self._doubted[worker]
+                cluster.doubt(worker, False, old)
+            if new is not None:
+                self._doubted[worker] = new
+                cluster.doubt(worker, True, new)
 
 
 STOPPED = LoadFailure("", 0)

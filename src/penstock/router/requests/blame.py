@@ -1,11 +1,16 @@
 """Blame for failed attempts: the worker's, or the request's own where it fails alike on two workers."""
 
+import msgspec
+
 from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import WorkerId
 from penstock.router.events import Failed
 from penstock.router.requests.routed_request import RoutedRequest, UnprovenFault
 from penstock.router.router_state import RouterState
 from penstock.router.workers.roster import RosterWorker
+
+NOBODY = WorkerId("")
+"""In the place of a worker: such a failure is the request's."""
 
 
 def blame(
@@ -21,7 +26,8 @@ def blame(
     """An attempt has failed on a worker: count that, or wait for the request's next attempt to show whose fault it is.
 
     One prompt can break every engine that gets it, so a failure counts against its worker only once another worker has
-    answered the same request, or none can try. Where two fail alike, the request is at fault and tried no further.
+    answered the same request, or none can try. Where two fail alike, the request is at fault, not they; where both
+    answered with an error, it is tried no further.
 
     Args:
         placed: when the attempt was sent.
@@ -44,7 +50,10 @@ def blame(
     if earlier.worker == name or earlier.status != event.status:
         return _count(core, now, earlier)
     request.unproven = None
-    request.at_fault = f"it failed alike on {earlier.worker}, so it is tried no further"
+    if event.status is not None:
+        request.at_fault = f"it failed alike on {earlier.worker}, so it is tried no further"
+    else:  # engines that hang up may have been killed, one after the other: another may try, and counts against nobody
+        request.unproven = msgspec.structs.replace(fault, worker=NOBODY)
     worker.breaker.released()
     # Two broken workers look the same as one such request, so the first one is counted where nobody proves it healthy.
     first = core.roster.get(earlier.worker)
