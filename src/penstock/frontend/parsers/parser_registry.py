@@ -84,7 +84,7 @@ class ChoiceParser:
         out = self._called([] if self._reasoning is None else self._reasoning.finish())
         if self._tools is None:
             return joined(out)
-        held = "" if self._reasoning is None else self._reasoning.held
+        held = "" if self._reasoning is None else self._reasoning.pending
         deltas = [*self._tools.feed(held), *self._tools.finish()]
         if held and not any(isinstance(delta, ToolCallDelta) for delta in deltas):
             deltas = [ReasoningDelta(held)]

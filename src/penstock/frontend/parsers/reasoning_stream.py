@@ -33,10 +33,10 @@ class ReasoningStream:
             does not, the model may have called a tool without ending it.
     """
 
-    __slots__ = ("_inside", "_opened", "_starts", "_tags", "_text", "held", "over")
+    __slots__ = ("_inside", "_opened", "_starts", "_tags", "_text", "pending", "over")
 
     def __init__(self, tags: ReasoningTags, *, thinks: bool = True, starts: Collection[str] = ()) -> None:
-        self.held = ""
+        self.pending = ""
         """What stands behind a call's beginning in reasoning that did not end; known at the end of the text."""
         self._starts = starts
         self.over = False
@@ -76,7 +76,7 @@ class ReasoningStream:
         out = joined([ReasoningDelta(self._text[:cut])])
         self._text = self._text[cut:]
         if final:
-            self.held, self._text = self._text, ""
+            self.pending, self._text = self._text, ""
         return out
 
     def _open(self, final: bool) -> bool:
