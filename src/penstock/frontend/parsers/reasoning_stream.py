@@ -33,7 +33,7 @@ class ReasoningStream:
             does not, the model may have called a tool without ending it.
     """
 
-    __slots__ = ("_inside", "_opened", "_starts", "_tags", "_text", "pending", "over")
+    __slots__ = ("_inside", "_opened", "_starts", "_tags", "_text", "over", "pending")
 
     def __init__(self, tags: ReasoningTags, *, thinks: bool = True, starts: Collection[str] = ()) -> None:
         self.pending = ""
