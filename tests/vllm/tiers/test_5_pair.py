@@ -26,6 +26,7 @@ from tests.vllm.tiers.processes import TierProcess
 from tests.vllm.tiers.test_1_guard import texts
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, native, prompts
 
+pytestmark = pytest.mark.quiet  # on a busy machine vLLM hears no other within its five seconds for a handshake
 CHATS = 3
 ANSWER = 800
 """Tokens of a first turn's answer."""
