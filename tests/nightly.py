@@ -5,6 +5,8 @@ import os
 import platform
 import re
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -96,9 +98,16 @@ def write(suite: str, came: Came, commit: str) -> None:
     for test, failure in came.first_failures.items():
         flake = results.flakes.setdefault(test, Flake([], ""))
         flake.dates = sorted({*flake.dates, today})
-        flake.failure = failure[-KEPT:]
+        flake.failure = placeless(failure)[-KEPT:]
     FILE.write_text(json.dumps(asdict(results), indent=1) + "\n")
     PAGE.write_text(TABLE.sub(lambda _: table(results), PAGE.read_text()))
+
+
+def placeless(text: str) -> str:
+    """Return a text without the folders of this machine."""
+    for place, name in ((str(ROOT), "."), (tempfile.gettempdir(), "$TMPDIR"), (sys.base_prefix, "$PYTHON")):
+        text = text.replace(place, name)
+    return text
 
 
 def table(results: Results) -> str:
