@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs/reference/nightly.json"
@@ -23,15 +23,19 @@ KEPT = 4_000
 """Characters of a first failure that are kept: its end, where the error stands."""
 
 
-class Came(Protocol):
+@dataclass
+class Outcome:
     """What came of a suite."""
 
-    passed: int
-    failed: int
-    rerun: int
-    skipped: int
-    seconds: float
-    first_failures: dict[str, str]
+    passed: int = 0
+    failed: int = 0
+    """Errors of set-up and tear-down are failures, and so is a run that broke off."""
+    rerun: int = 0
+    """Tests that passed the second time only."""
+    skipped: int = 0
+    seconds: float = 0.0
+    first_failures: dict[str, str] = field(default_factory=dict)
+    """Test that was run a second time -> how it failed the first time."""
 
 
 @dataclass
@@ -89,7 +93,7 @@ def read() -> Results:
     return Results(**data)
 
 
-def write(suite: str, came: Came, commit: str) -> None:
+def write(suite: str, came: Outcome, commit: str) -> None:
     """Put what came of a suite into the file, and into the page's table; ``commit``: that at its start."""
     results = read()
     today = time.strftime("%Y-%m-%d")

@@ -15,30 +15,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.numeric_threads import ONE_THREAD
 from tests import nightly
 from tests.environments import ENVIRONMENTS, Environments
+from tests.nightly import Outcome
 from tests.suites import ROOT, SUITES, Suite, known, touched
 
 COUNTED = ("passed", "failed", "rerun", "skipped")
-
-
-@dataclass
-class Outcome:
-    """What came of a suite."""
-
-    passed: int = 0
-    failed: int = 0
-    """Errors of set-up and tear-down are failures, and so is a run that broke off."""
-    rerun: int = 0
-    """Tests that passed the second time only."""
-    skipped: int = 0
-    seconds: float = 0.0
-    first_failures: dict[str, str] = field(default_factory=dict)
-    """Test that was run a second time -> how it failed the first time."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +52,10 @@ def main(names: Sequence[str]) -> int:
         return 2
     if ring == "gate":
         plans = gate_plans(nightly.read())
+    elif ring in ("test", "nightly"):
+        plans = [Plan(suite) for suite in named(rest, ring)]
     else:
-        wanted = rest if writes else [] if ring == "test" else list(names)
-        plans = [Plan(suite) for suite in named(wanted, ring if ring in ("test", "nightly") else "")]
+        plans = [Plan(suite) for suite in named(names, "")]
     if ring in ("gate", "nightly"):
         plans = [plan for plan in plans if is_required(plan.suite)]
     outcomes: dict[str, Outcome] = {}
