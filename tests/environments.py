@@ -45,7 +45,8 @@ def newest_python() -> str:
     """Return the newest Python at hand: the compiled build is tried on another than the rest."""
     managed = sorted(Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glob("versions/3.1[23].*/bin/python3"))
     for candidate in ("python3.13", "python3.12", *map(str, managed)):
-        if found := shutil.which(candidate):
+        found = shutil.which(candidate)  # pyenv's stand-in for one that is not switched on is found, and does not run
+        if found and subprocess.run([found, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
             return found
     return "python3"
 

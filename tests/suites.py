@@ -83,12 +83,14 @@ SHELL = (
     *("config", "cli", "adapters", "contracts", "frontend", "inside", "kubernetes", "page", "picker", "runtime"),
     *("report", "profiler", "docs", "security", "testing", "transfer"),
 )
+SLOW_ELSEWHERE = ("cli", "kubernetes", "picker", "profiler", "report")
+"""Rooms whose slow tests are in suites of their own."""
 BUILD = ("hatch_build.py", "pyproject.toml")
 CLIENTS = (
     *below(
         "tests/frontend",
-        *("test_agent_examples", "test_anthropic_client", "test_openai_client", "test_open_inference"),
-        *("test_other_clients", "test_overflow_clients"),
+        *("test_agent_examples", "test_anthropic_client", "test_coding_agents", "test_openai_client"),
+        *("test_open_inference", "test_other_clients", "test_overflow_clients"),
     ),
     "tests/live/test_vendor_snippets.py",
 )
@@ -140,7 +142,7 @@ SUITES = (
     ),
     Suite(
         "storm",
-        ("tests/soak/test_storm.py",),
+        ("tests/soak",),
         ring="gate",
         select="slow",
         workers=1,
@@ -305,14 +307,14 @@ SUITES = (
     ),
     Suite(
         "slow",
-        ("tests/soak", "tests/live", *below("tests", *SHELL)),
+        ("tests/live", *below("tests", *(room for room in SHELL if room not in SLOW_ELSEWHERE))),
         subject=sources("adapters", "config", "fleet", "frontend", "inside", "page", "runtime", "transfer"),
         select="slow",
         workers=3,
         spread="loadfile",
         needs=("clients",),
         requires=("schemathesis",),
-        options=without(*CLIENTS, *OPERATE, *below("tests", "cli", "kubernetes", "picker", "profiler", "report")),
+        options=without(*CLIENTS, *OPERATE),
     ),
     Suite(
         "double",
@@ -327,7 +329,7 @@ SUITES = (
     Suite("image", (IMAGE,), subject=("Dockerfile", ".dockerignore", *BUILD), select="", workers=1),
     Suite(
         "soak",
-        ("tests/soak/test_storm.py",),
+        ("tests/soak",),
         ring="soak",
         select="slow",
         workers=1,

@@ -51,6 +51,9 @@ def test_the_table_names_what_exists_and_a_gate_part_is_a_part() -> None:
         for path in (*suite.tests, *suite.gate, *suite.subject):
             assert "*" in path or (ROOT / path).exists(), f"{suite.name}: {path} does not exist"
         assert [path for path in suite.gate if not covers(suite.tests, path)] == []
+        assert [path for path in suite.tests if f"--ignore={path}" in suite.options] == [], (
+            "pytest runs it all the same"
+        )
 
 
 def plans(monkeypatch: pytest.MonkeyPatch, changed: list[str] | None, results: Results) -> dict[str, run.Plan]:

@@ -43,6 +43,17 @@ async def test_every_route_is_described_and_every_description_is_a_route(fronten
         assert apart | engine_routes(s.service) | ALSO == described(frontend)
 
 
+async def test_a_refused_method_names_the_described_ones():
+    async with stand() as s:
+        by_path: dict[str, set[str]] = {}
+        for method, path in described(FrontendSettings()):
+            by_path.setdefault(path, set()).add(method)
+        for path, methods in by_path.items():
+            answer = await s.http.request("PROPFIND", re.sub(r"\{\w+\}", "x", path))
+            assert answer.status == 405, path
+            assert set(answer.headers["allow"].split(",")) - {"HEAD"} == methods, path
+
+
 def test_references_lead_somewhere_and_nothing_is_left_over():
     found = openapi(FrontendSettings())
     used = set()

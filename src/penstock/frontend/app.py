@@ -85,7 +85,7 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     get = app.router.add_get
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
-    one_response = RESPONSES + "/{id}"
+    one_response = f"{RESPONSES}/{_id('id', 'input_tokens')}"
     get(one_response, with_key(responses_routes.retrieve))
     app.router.add_delete(one_response, with_key(responses_routes.delete))
     get(one_response + "/input_items", with_key(responses_routes.input_items))
@@ -98,9 +98,7 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     post("/v1/batches/{batch}/cancel", with_key(batch_routes.cancel))
     for method, path, handler in (*job_routes.ROUTES, *engine_files.ROUTES):
         if path.startswith(f"{IMAGES}/"):
-            path = path.replace(
-                "{job}", "{job:(?!edits$|generations$|variations$)[^{}/]+}"
-            )  # those make images at once
+            path = path.replace("{job}", _id("job", "edits", "generations", "variations"))
         app.router.add_route(method, path, with_key(handler))
     get("/health", models.health)
     get("/live", models.live)
@@ -130,6 +128,11 @@ def peers_app(service: Service) -> web.Application:
     app.router.add_route("*", PEER_RESPONSE, for_admins(give_response))
     app.router.add_post(PEER_RESPONSES, for_admins(take_responses))
     return app
+
+
+def _id(name: str, *but: str) -> str:
+    """Return the part of a route's path that is any id, but for some words, which are routes of POST."""
+    return f"{{{name}:(?!{'|'.join(f'{word}$' for word in but)})[^{{}}/]+}}"
 
 
 def _bare(service: Service) -> web.Application:
