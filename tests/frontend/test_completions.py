@@ -649,7 +649,8 @@ async def test_a_hint_that_does_nothing_is_said_and_counted() -> None:
 
 async def test_a_pin_and_a_priority_reach_the_tiers_or_are_reported() -> None:
     hints = {"cache_control": {"type": "ephemeral", "ttl": "5m"}, "agent_hints": {"priority": 3}}
-    async with stand(card={"engine": "sim", "labels": {"kv_tiers": "priority"}}) as s:
+    labels = {"kv_tiers": "priority", "client_fields": "kv_transfer_params"}
+    async with stand(card={"engine": "sim", "labels": labels}) as s:
         answer = await s.chat(nvext=hints)
         assert "x-penstock-ignored-hints" not in answer.headers
         await s.chat(nvext=hints, kv_transfer_params={"x": 1, "penstock": {"pin": 9}})

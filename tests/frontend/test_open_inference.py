@@ -232,7 +232,7 @@ async def test_an_error_within_a_stream_ends_only_its_request_unless_the_client_
 
 
 async def test_keys_limits_and_deadlines_are_those_of_every_request() -> None:
-    security = SecuritySettings(api_keys=("secret",))
+    security = SecuritySettings(api_keys=("secret",), pins=True)
     frontend = FrontendSettings(security=security, limits=LimitSettings(rate=0.001, burst=2))
     async with served(frontend=frontend) as (_, channel):
         for metadata in ((), (("authorization", "Bearer wrong"),)):

@@ -15,6 +15,7 @@ from penstock.config.name_checks import FILE, name_complaints
 from penstock.config.picker_checks import picker_complaints
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
 from penstock.config.reading.text_tree import TreeNode, node_at
+from penstock.config.settings.client_fields import STEERING, strange_fields
 from penstock.config.settings.cluster_settings import BUILTIN_TOKENIZER, STARTED, ClusterSettings, PoolSettings
 from penstock.config.settings.frontend_settings import ROOT_ROUTES
 from penstock.config.settings.parser_names import (
@@ -321,6 +322,8 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
                 if not size.isdecimal() or not int(size):
                     hint = "over how many GPUs each engine spreads its tensors, or its layers: 1 or more"
                     yield (*path, "labels"), f"{label} is {size!r}", hint
+            for strange in strange_fields(pool.client_fields):
+                yield (*path, "client_fields"), f"{strange!r} steers no engine", f"these do: {listed(STEERING)}"
             yield from _endpoints(path, pool)
             yield from _parsers(path, pool)
             if pool.selector is not None:

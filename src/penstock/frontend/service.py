@@ -25,6 +25,7 @@ from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.prefix_warming import PrefixWarming
 from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
+from penstock.frontend.http.api_keys import is_loopback
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
@@ -91,6 +92,16 @@ class Service:
     """Log of prompts and answers, where there is one."""
     secret: ClusterSecret | None = None
     """Secret of the cluster, by which the frontends recognise each other."""
+
+    def may_pin(self, tenant: str | None) -> bool:
+        """Return whether a client may choose the worker of its request; where that is not set, callers of this machine
+        may that need no key.
+        """
+        if tenant is not None:
+            return self.settings.tenants[tenant].pins
+        frontend = self.settings.frontend
+        unset = not self.gate.keys.needed and is_loopback(frontend.host)
+        return unset if frontend.security.pins is None else frontend.security.pins
 
     def __post_init__(self) -> None:
         frontend = self.settings.frontend

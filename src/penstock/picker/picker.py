@@ -8,13 +8,14 @@ from penstock.frontend.exchange.open_attempts import adapter_ready
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.api_keys import Unauthorized
-from penstock.frontend.http.error_responses import ErrorResponse, problem_of
+from penstock.frontend.http.error_responses import ErrorResponse, problem_of, rejected
 from penstock.frontend.http.request_gate import CLIENT_GONE, identified, log_line
 from penstock.frontend.openai.completions import media_items, read_completion
-from penstock.frontend.openai.passthrough import model_of
+from penstock.frontend.openai.passthrough import model_of, withhold
 from penstock.frontend.openai.request_books import UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.request_body import PATHS, is_whole
-from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
+from penstock.frontend.prompt.routing_hints import route_hints
+from penstock.frontend.prompt.steering_fields import allowed_of
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
@@ -115,12 +116,18 @@ class Picker:
             try:
                 model, streamed = model_of(service, request.body, content_type or "application/json")
                 resolved = service.catalog.resolve(model)
-                hints = RoutingHints(read_hints(request.headers, {}, {}).preferences)
+                hints = route_hints(request.headers)
             except PenstockError as error:
                 service.metrics.refused(UNKNOWN, name, False, refusal(error))
                 raise
             prompt = Prompt(len(request.body) // BYTES_PER_TOKEN, [], estimated=True)
+            _, withheld, steering = withhold(request.body, content_type or "application/json")
+            if withheld:
+                hints = hints.with_withheld(withheld, steering)
             job = UpstreamRequest(path, request.body, content_type, name, streamed, hints=hints)
+        self._check_fields(job, resolved.model)
+        if job.hints is not None and job.hints.pins and not service.may_pin(service.gate.tenants.get(caller)):
+            job.hints = job.hints.unpinned()
         arrived = self._arrived(request, job, resolved.model, resolved.adapter, prompt)
         timing.routed = time.monotonic()
         service.bookkeeping.add((enter_arrival, (service, arrived, job, timing)))
@@ -137,10 +144,22 @@ class Picker:
             self,
         )
 
+    def _check_fields(self, job: UpstreamRequest, model: str) -> None:
+        """Refuse a request with fields that steer engines: the gateway sends its body on as the client wrote it.
+
+        Raises:
+            ClientError: 400: not every worker of the model may get them.
+        """
+        withheld, steering = (job.hints.withheld, job.hints.steering) if job.hints is not None else ((), {})
+        labels = [card.labels for card in self.service.cluster.cards() if card.model == model] if withheld else []
+        for name in withheld:
+            if name not in steering or any(allowed_of(steering, each).get(name) != steering[name] for each in labels):
+                raise rejected(f"{name} steers engines, which clients may not; leave it out", name)
+
     def _arrived(
         self, request: GatewayRequest, job: UpstreamRequest, model: str, adapter: str | None, prompt: Prompt
     ) -> Arrived:
-        service, hints = self.service, job.hints or RoutingHints(read_hints({}, {}, {}).preferences)
+        service, hints = self.service, job.hints or route_hints({})
         preferences = hints.preferences
         if request.subset is not None or request.priority:
             allowed = preferences.allowed

@@ -1,6 +1,7 @@
 """Is a request that two stock vLLM servers share answered as by one, token for token, and is nothing left held?"""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -73,6 +74,27 @@ async def test_the_text_is_that_of_one_server_token_for_token(cluster: Served, t
     assert handoffs(cluster)["done"] == done + 1
     if tokens >= 100:
         assert counter(url, "vllm:nixl_bytes_transferred_sum") > before
+
+
+async def test_a_client_that_steers_kv_gets_nothing_and_spoils_nothing(cluster: Served) -> None:
+    body = completion(prompt(random.Random(77), 400), 16)
+    connected = asyncio.Event()
+    trap = await asyncio.start_server(lambda reader, writer: connected.set(), "127.0.0.1", 0)
+    port = trap.sockets[0].getsockname()[1]
+    keep = {"do_remote_decode": True, "do_remote_prefill": False}
+    fetch = {"do_remote_decode": False, "do_remote_prefill": True, "remote_block_ids": [1, 2, 3], "tp_size": 1}
+    fetch |= {"remote_engine_id": "e", "remote_request_id": "r", "remote_host": "127.0.0.1", "remote_port": port}
+    async with trap, asking() as http:
+        honest = await ask(http, cluster.url, body)
+        for steering in (keep, fetch):
+            for place in ({"kv_transfer_params": steering}, {"vllm_xargs": {"kv_transfer_params": steering}}):
+                async with http.post(f"{cluster.url}/v1/completions", json={**body, **place}) as response:
+                    answer = await response.text()
+                    assert response.status == 200 and response.headers["x-penstock-ignored-hints"]
+                    assert "remote_" not in answer and json.loads(answer)["choices"][0]["text"] == honest.text
+        assert (await ask(http, cluster.url, body)).text == honest.text
+        assert not connected.is_set()
+    await nothing_is_held(cluster)
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_held(cluster: Served) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TIERS
+from penstock.config.settings.client_fields import CLIENT_FIELDS
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.config.settings.parser_names import OWN_PREFIX
 
@@ -43,6 +44,8 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         "adapter_slots": pool.max_cpu_loras,
     }
     labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
+    if pool.client_fields:
+        labels[CLIENT_FIELDS] = " ".join(pool.client_fields)
     if is_file(labels.get(CHAT_TEMPLATE)):
         labels[CHAT_TEMPLATE] = AS_FLAG if template_flag(pool) else UNTRIED
     if pool.cache.host and pool.engine in WITH_TIERS and not pool.attached:

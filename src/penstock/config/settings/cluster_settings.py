@@ -108,6 +108,13 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         dict[str, str],
         Knob("Labels of the engines, such as rack or zone; router.handoff.distance weighs them."),
     ] = {}
+    client_fields: Annotated[
+        tuple[str, ...],
+        Knob(
+            "Fields that steer engines and that clients may set all the same, such as vllm_xargs.top_n or lora; "
+            "docs/guides/security.md lists them and what each can do."
+        ),
+    ] = ()
     replicas: Annotated[
         int, Knob("Engine processes to start; more serve more and need CPU.", unit="count", ge=1, le=1024)
     ] = 4

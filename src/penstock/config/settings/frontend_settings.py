@@ -91,6 +91,13 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
         bool,
         Knob("Bind an address other than loopback without an API key. Any client that reaches it can use the engines."),
     ] = False
+    pins: Annotated[
+        bool | None,
+        Knob(
+            "Let clients that are no tenant's choose the worker or rank of a request, as a gateway before us does; "
+            "unset lets those of this machine where no key is needed."
+        ),
+    ] = None
     tls_cert: Annotated[str | None, Knob("Path of a PEM certificate chain; with tls_key it switches HTTPS on.")] = None
     tls_key: Annotated[str | None, Knob("Path of the PEM private key that belongs to tls_cert.")] = None
     jwt: JwtSettings = JwtSettings()

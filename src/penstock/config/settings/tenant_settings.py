@@ -43,6 +43,7 @@ class TenantSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob("Highest priority and strict class of its requests; what is higher is lowered to it.", ge=-(2**31)),
     ] = 0
+    pins: Annotated[bool, Knob("Whether it may choose the worker or rank of a request.")] = False
     tokens_per_minute: Annotated[
         int | None,
         Knob("Tokens of prompts and answers per minute, of all its keys; unset is no limit.", unit="tokens", gt=0),

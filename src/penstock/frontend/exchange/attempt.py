@@ -28,6 +28,7 @@ from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.prompt.context_overflow import refusal_body
+from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch
 
@@ -349,6 +350,7 @@ class Attempt:
                 return self._left_route(error.message)
         if not self._speak(self.transcript):
             return False
+        body = without_places(body)
         answer.take_usage(usage, 0)
         if answer.parsing is not None and call.status == 200:
             body = answer.parsing.whole(body)

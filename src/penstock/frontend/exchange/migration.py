@@ -39,7 +39,6 @@ _SAMPLING = (
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
-    "vllm_xargs",
 )
 """Fields of a request that mean the same when its rest is requested as a text completion."""
 _GUIDES = (

@@ -18,11 +18,12 @@ from penstock.adapters.engines.http.event_stream import (
     split_events,
     stray_text,
 )
+from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.values import JsonObject
 
 TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; a longer one is passed on unread."""
-_WORDS = (b'"finish_reason":"', b'"finish_reason": "', b'"usage":{', b'"usage": {', b'"error"', DONE)
+_WORDS = (b'"finish_reason":"', b'"finish_reason": "', b'"usage":{', b'"usage": {', b'"error"', b"_params", DONE)
 """What marks events to decode. A usage of null, which SGLang sends in every chunk, does not."""
 _CHUNK_ENDS = (b"}\n\n", b"}\r\n\r\n")
 
@@ -128,6 +129,8 @@ class SseTap:
             if stray:
                 self.error = failure_of(stray)
             return b"" if stray or event.isspace() else event  # a comment, or another field of the protocol
+        if b"_params" in payload and (cleaned := without_places(payload)) is not payload:
+            payload, event = cleaned, b"data: %b\n\n" % cleaned
         if b"\n" in payload:  # of several lines: what reads the stream behind this takes one
             payload = payload.replace(b"\n", b" ")
             event = b"data: %b\n\n" % payload

@@ -30,7 +30,7 @@ _RENDERED = frozenset({"model", "tool_choice", "skip_special_tokens"})
 """Fields for an engine that are in what was rendered, or that only its own parsers heed."""
 _OWN_WORDS = ("stop", "stop_token_ids", "include_stop_str_in_output")
 """Fields by which an answer's text is not that of all its tokens: the engine alone knows it."""
-_UNFIT = ("ec_transfer_params", "chat_template", "return_tokens_as_token_ids")
+_UNFIT = ("chat_template", "return_tokens_as_token_ids")
 
 
 def token_obstacle(
@@ -125,7 +125,8 @@ class TokenRoute:
         fields |= {"output_mode": self.mode, "stream": parsed.stream}
         if parsed.stream and (options := parsed.fields.get("stream_options")):
             fields["stream_options"] = options
-        fields |= {name: parsed.fields[name] for name in (PARAMS, "return_token_ids") if name in parsed.fields}
+        if "return_token_ids" in parsed.fields:
+            fields["return_token_ids"] = parsed.fields["return_token_ids"]
         fields |= {name: value for name, value in self._added.items() if name in _CARRIED}
         if self._plan is not None and self._plan.special:
             sampling = msgspec.json.decode(self._prompt.request["sampling_params"])

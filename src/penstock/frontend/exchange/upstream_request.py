@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIERS, tier_hints_in, with_tier_hints
@@ -16,6 +18,7 @@ from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
 from penstock.frontend.prompt.request_body import Parsed, is_whole, with_fields, with_uuids
 from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, NEXT_REQUEST_IN, SPECULATIVE_PREFILL, RoutingHints
+from penstock.frontend.prompt.steering_fields import allowed_of
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 from penstock.router.events import Dispatch
 
@@ -111,7 +114,8 @@ def engine_body(
     """
     parsed = job.parsed
     if parsed is None:
-        return job.body
+        allowed = _allowed(job, dispatch.card)
+        return msgspec.json.encode(msgspec.json.decode(job.body) | allowed) if allowed else job.body
     added = _added(job, parsed, dialect, dispatch, adapter, token_ids, handed, parses)
     for name in without:
         added.pop(name, None)
@@ -156,7 +160,10 @@ def _added(
 ) -> JsonObject:
     """Return the fields that are added to, or replace, the client's own."""
     card = dispatch.card
+    hints = job.hints
     added: JsonObject = {**(handed or {})}
+    if hints is not None and hints.steering:
+        added = allowed_of(hints.steering, card.labels) | added
     if job.adds_usage:
         # The exact output and cached tokens are nowhere else.
         options = dict(parsed.fields.get("stream_options") or {})
@@ -166,7 +173,6 @@ def _added(
         added["return_token_ids"] = True
     if job.template is not None and card.labels.get(CHAT_TEMPLATE) == TAKEN and "chat_template" not in parsed.fields:
         added["chat_template"] = job.template
-    hints = job.hints
     # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
     heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
     fields = dialect.fields(
@@ -189,7 +195,7 @@ def _added(
             added[name] = value
     after = dispatch.prefetch_after
     if PARAMS in added or after is not None or (hints is not None and (hints.pin or hints.keep)):
-        _add_tier_hints(added, parsed, hints, card, after)
+        _add_tier_hints(added, job, card, after)
     return added
 
 
@@ -204,6 +210,9 @@ def ignored_hints(job: UpstreamRequest, dispatch: Dispatch | None) -> tuple[str,
     if hints is None:
         return ()
     ignored = hints.ignored
+    if hints.withheld:
+        allowed = {} if dispatch is None else _allowed(job, dispatch.card)
+        ignored = (*(name for name in hints.withheld if name not in allowed), *ignored)
     if hints.warms and (not has_next_turn(job) if dispatch is None else warming_card(job, dispatch) is None):
         ignored = (SPECULATIVE_PREFILL, *ignored)
     if dispatch is None:
@@ -235,17 +244,21 @@ def warming_card(job: UpstreamRequest, dispatch: Dispatch) -> WorkerCard | None:
     return None if handoff.protocol == "bootstrap" else handoff.source
 
 
-def _add_tier_hints(
-    added: JsonObject, parsed: Parsed, hints: RoutingHints | None, card: WorkerCard, after: float | None
-) -> None:
-    """Put the hints for KV tiers beside a hand-off's parameters; what the client itself wrote there wins."""
-    own = tier_hints_in(parsed.fields)
+def _allowed(job: UpstreamRequest, card: WorkerCard) -> JsonObject:
+    """Return the client's own fields that steer an engine, as far as its pool allows them."""
+    return {} if job.hints is None or not job.hints.steering else allowed_of(job.hints.steering, card.labels)
+
+
+def _add_tier_hints(added: JsonObject, job: UpstreamRequest, card: WorkerCard, after: float | None) -> None:
+    """Put the hints for KV tiers beside a hand-off's parameters; what the client itself may write there wins."""
+    hints = job.hints
+    own = tier_hints_in(_allowed(job, card))
     wanted: JsonObject = {}
     if hints is not None and pins(card):
         wanted = {name: value for name, value in (("pin", hints.pin), ("priority", hints.keep)) if value}
     if after is not None and TIERS in card.labels:
         wanted |= {"prefetch": True, "after": after}
-    params = added.get(PARAMS, parsed.fields.get(PARAMS) or {})
+    params = added.get(PARAMS) or {}
     if wanted | own and isinstance(params, dict):  # else the engine says what is wrong with the client's
         added[PARAMS] = with_tier_hints(params, wanted | own)
 

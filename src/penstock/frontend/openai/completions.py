@@ -23,7 +23,7 @@ from penstock.frontend.prompt.model_preset import as_served
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
 from penstock.frontend.prompt.request_body import PATHS, Endpoint, Parsed, is_whole, media_of, parse, with_fields
-from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
+from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints, route_hints
 from penstock.frontend.service import Service
 from penstock.frontend.shadows.shadow_desk import TimedAnswer
 from penstock.frontend.tenants.tenant_desk import TenantAdmission, most_output
@@ -108,9 +108,11 @@ async def read_completion(
     try:
         parsed = await service.prompts.parse(endpoint, body if isinstance(body, bytes) else await body)
         if model is not None and model != parsed.model:
-            parsed = parse(endpoint, with_fields(parsed, {"model": model}))
+            parsed = replace(parse(endpoint, with_fields(parsed, {"model": model})), withheld=parsed.withheld)
         resolved = service.catalog.direct(parsed.model) if direct else service.catalog.resolve(parsed.model)
         hints = read_hints(headers, parsed.nvext, parsed.fields)
+        if parsed.withheld:
+            hints = hints.with_withheld(parsed.withheld, parsed.steering)
         if resolved.special:
             by = hints.preferences.session or service.new_id()  # without a session, each request by itself
             resolved = service.catalog.route(resolved, by)
@@ -155,8 +157,10 @@ async def carry(
     timing: TokenTiming,
 ) -> None:
     """Route a request and answer it; count it, log it and record it however it ends."""
-    hints = job.hints or RoutingHints(read_hints(caller.headers, {}, {}).preferences)
+    hints = job.hints or route_hints(caller.headers)
     tenant = service.gate.tenants.get(caller.name)
+    if hints.pins and not service.may_pin(tenant):
+        job.hints = hints = hints.unpinned()
     audited = None
     if service.audit is not None and service.audit.wants(tenant, resolved.model):
         service.audit.check()

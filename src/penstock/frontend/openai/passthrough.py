@@ -18,11 +18,12 @@ from penstock.frontend.openai.completions import carry
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.request_body import decode_object, text_field
-from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints
+from penstock.frontend.prompt.routing_hints import route_hints
+from penstock.frontend.prompt.steering_fields import withheld_from, without, without_parts
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
-from penstock.kernel.values import Prompt, WorkerId
+from penstock.kernel.values import JsonObject, Prompt, WorkerId
 
 ENGINE_PATHS = {f"/v1/{name}": f"/{name}" for name in ("tokenize", "detokenize", "classify", "pooling")}
 """Routes that clients look for below /v1 and engines have at the root."""
@@ -41,7 +42,8 @@ class ProxiedRequest(NamedTuple):
         """Return the same for one worker and another path."""
         assert self.job.hints is not None
         preferences = msgspec.structs.replace(self.job.hints.preferences, worker=worker)
-        return self._replace(job=replace(self.job, path=path, hints=RoutingHints(preferences)))
+        hints = replace(self.job.hints, preferences=preferences, pins=())
+        return self._replace(job=replace(self.job, path=path, hints=hints))
 
 
 async def proxied(service: Service, caller: HttpExchange, raw: bytes | None = None) -> None:
@@ -69,14 +71,17 @@ async def read_proxied(
         name, streamed = model_of(service, raw, content_type) if model is None else (model, False)
         resolved = service.catalog.resolve(name)
         raw, file = await service.jobs.with_engine_files(raw, service.owner(caller.name))
-        hints = RoutingHints(read_hints(caller.headers, {}, {}).preferences)
+        raw, withheld, steering = withhold(raw, content_type)
+        hints = route_hints(caller.headers)
+        if withheld:
+            hints = hints.with_withheld(withheld, steering)
         if resolved.name is not None:
             resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
             raw = with_model(raw, content_type, resolved.served)
             caller = NamedExchange(caller, resolved.served, name)
         if file is not None:
             here = msgspec.structs.replace(hints.preferences, worker=service.jobs.engine(file).id)
-            hints = RoutingHints(here)
+            hints = replace(hints, preferences=here, pins=())
     except PenstockError as error:
         service.metrics.refused(UNKNOWN, label, False, refusal(error))
         raise
@@ -115,6 +120,19 @@ async def _methods(request: web.Request) -> set[str]:
         _, methods = await resource.resolve(request)
         allowed |= methods
     return allowed - {hdrs.METH_ANY}
+
+
+def withhold(raw: bytes, content_type: str) -> tuple[bytes, tuple[str, ...], JsonObject]:
+    """Return a body without the fields that steer engines, their names, and those that a pool may allow."""
+    if content_type.startswith("multipart/form-data"):
+        raw, names = without_parts(raw, content_type)
+        return raw, names, {}
+    fields = decode_object(raw)
+    names = withheld_from(fields)
+    if not names:
+        return raw, (), {}
+    raw, _, steering = without(raw, fields, names)
+    return raw, names, steering
 
 
 def with_model(raw: bytes, content_type: str, model: str) -> bytes:

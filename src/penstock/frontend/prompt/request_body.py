@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.config.settings.client_fields import STEERING
 from penstock.frontend.http.error_responses import rejected
+from penstock.frontend.prompt.steering_fields import withheld_from, without
 from penstock.kernel.values import JsonObject
 
 DEPTH_MAX = 64
@@ -33,6 +35,8 @@ _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHOLE = ("use_beam_search", "echo", "prompt_embeds", "suffix")
 _SEVERAL = ("n", "best_of")
 _RARE = frozenset((*_SEVERAL, *_WHOLE, "prompt_logprobs", "prompt"))
+_READ = ("messages", "prompt")
+"""Fields whose every part is looked at in any case."""
 _TEXT = ("text", "refusal")
 _REFERENCE = re.compile(r"(?i)(https?|file|s3|gs)://")
 
@@ -51,6 +55,10 @@ class Parsed:
     nvext: JsonObject = field(default_factory=dict)
     media: tuple[str | None, ...] = ()
     """Ids of a chat's images and other media, in order; None where only the engine can identify one."""
+    withheld: tuple[str, ...] = ()
+    """Its steering fields, which are not in ``raw`` and ``fields``."""
+    steering: JsonObject = field(default_factory=dict)
+    """Those of them that stood at the top of the body: a pool may allow them."""
 
     @property
     def path(self) -> str:
@@ -101,10 +109,14 @@ def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
         options = _typed(fields, "stream_options", dict, "an object") or {}
         wants_usage = _typed(options, "include_usage", bool, "a boolean", "stream_options.") or False
     nvext = (_typed(fields, "nvext", dict, "an object") or {}) if "nvext" in fields else {}
-    if endpoint == "chat_completions":
-        _check_messages(fields)
-    else:
-        _check_prompt(fields)
+    plain = _check_messages(fields) if endpoint == "chat_completions" else _check_prompt(fields)
+    for name, value in fields.items():
+        if name in STEERING or (name not in _READ and (type(value) is dict or type(value) is list)):
+            plain = False
+    steering: JsonObject = {}
+    withheld = () if plain else withheld_from(fields)
+    if withheld:
+        raw, fields, steering = without(raw, fields, withheld)
     for name in fields.keys() & _CHECKED:
         if name in _COUNTS:
             value = _typed(fields, name, int, "a whole number")
@@ -112,7 +124,7 @@ def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
                 raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
         else:
             _typed(fields, name, *_CHECKED_KINDS[name])
-    return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext)
+    return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext, withheld=withheld, steering=steering)
 
 
 def with_fields(parsed: Parsed, added: JsonObject) -> bytes:
@@ -227,7 +239,9 @@ def _typed(fields: JsonObject, name: str, kind: type, expected: str, prefix: str
     raise rejected(f"{prefix}{name} must be {expected}, not {_name(value)}", prefix + name)
 
 
-def _check_messages(fields: JsonObject) -> None:
+def _check_messages(fields: JsonObject) -> bool:
+    """Check a chat's messages; return whether each is a role and a text, and nothing more."""
+    plain = True
     messages = _typed(fields, "messages", list, "a list of messages")
     if not messages:
         raise rejected("messages must be a list with at least one message", "messages", code="missing_field")
@@ -238,20 +252,23 @@ def _check_messages(fields: JsonObject) -> None:
         if not isinstance(message.get("role"), str):
             raise rejected(f"{where}.role must be text such as 'user'", f"{where}.role")
         content = message.get("content")
+        plain = plain and len(message) == 2 and type(content) is str
         if content is None or isinstance(content, str):
             continue
         if not isinstance(content, list) or not all(isinstance(part, (dict, str)) for part in content):
             raise rejected(f"{where}.content must be text or a list of parts", f"{where}.content")
+    return plain
 
 
-def _check_prompt(fields: JsonObject) -> None:
+def _check_prompt(fields: JsonObject) -> bool:
+    """Check a text completion's prompt, which has no fields of its own: return true."""
     prompt = fields.get("prompt")
     if prompt is None:
         if "prompt_embeds" in fields:
-            return
+            return True
         raise rejected("you must give a prompt", "prompt", code="missing_field")
     if isinstance(prompt, str):
-        return
+        return True
     rule = "prompt must be text, a list of texts, a list of token ids, or a list of such lists"
     if not isinstance(prompt, list):
         raise rejected(f"{rule}, not {_name(prompt)}", "prompt")
@@ -262,6 +279,7 @@ def _check_prompt(fields: JsonObject) -> None:
         raise rejected(rule, "prompt")
     if kinds == {list} and not all(item and {type(token) for token in item} == {int} for item in prompt):
         raise rejected(rule, "prompt")
+    return True
 
 
 def _deep(value: Any) -> bool:

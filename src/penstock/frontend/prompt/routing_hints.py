@@ -6,8 +6,10 @@ framework says (`framework_hints`). Unknown names are ignored: the body reaches 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.prompt.framework_hints import FIELDS, RUN_HEADER, SESSION_HEADER, framework_hints
@@ -84,6 +86,22 @@ class RoutingHints:
     """Seconds that the caller allows for the whole request."""
     uncertain: bool = False
     """Whether it has a hint that has no effect, or not on every worker."""
+    withheld: tuple[str, ...] = ()
+    """Names of the fields that steer engines and were taken out of its body."""
+    steering: Mapping[str, Any] = field(default_factory=dict)
+    """Those of them that pools may allow."""
+    pins: tuple[str, ...] = ()
+    """Which preferences for workers the client has: it needs the right to pin."""
+
+    def with_withheld(self, names: tuple[str, ...], steering: Mapping[str, Any]) -> "RoutingHints":
+        """Return the same for a body from which fields were taken."""
+        return replace(self, withheld=names, steering=steering, uncertain=True)
+
+    def unpinned(self) -> "RoutingHints":
+        """Return the same without pins to workers, which are then reported as hints without an effect."""
+        preferences = msgspec.structs.replace(self.preferences, **dict.fromkeys(self.pins))
+        ignored = (*(f"pin.{name}" for name in self.pins), *self.ignored)
+        return replace(self, preferences=preferences, ignored=ignored, uncertain=True, pins=())
 
 
 def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Mapping[str, Any]) -> RoutingHints:
@@ -137,12 +155,15 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     next_in = _real(headers, _NEXT_IN, 0.0, NEXT_IN_MAX)
     if next_in is None:
         next_in = _seconds(hints, "next_request_in", NEXT_IN_MAX)
+    pins = {
+        "worker": None if worker is None else WorkerId(worker),
+        "prefill": None if prefill is None else WorkerId(prefill),
+        "rank": rank,
+        "allowed": None if allowed is None else tuple(WorkerId(w.strip()) for w in allowed.split(",") if w.strip()),
+    }
     return RoutingHints(
         preferences=Preferences(
-            worker=None if worker is None else WorkerId(worker),
-            prefill=None if prefill is None else WorkerId(prefill),
-            rank=rank,
-            allowed=None if allowed is None else tuple(WorkerId(w.strip()) for w in allowed.split(",") if w.strip()),
+            **pins,
             priority=priority or 0,
             strict=strict or 0,
             osl=_first(_number(headers, _OSL, 0, 2**32 - 1), _whole(hints, "osl", 0, 2**32 - 1)),
@@ -165,7 +186,18 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
         keep=max(0, priority or 0),
         token_data=_tokens(nvext),
         timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
+        pins=tuple(name for name, value in pins.items() if value is not None),
     )
+
+
+def route_hints(headers: Mapping[str, str]) -> RoutingHints:
+    """Read what the router takes of a request whose body is the engine's matter.
+
+    Raises:
+        ClientError: 400: a known header has an invalid value.
+    """
+    found = read_hints(headers, {}, {})
+    return RoutingHints(found.preferences, pins=found.pins)
 
 
 _NONE = RoutingHints(preferences=Preferences())
