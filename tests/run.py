@@ -10,6 +10,7 @@ stands for all suites of real vLLM, `nightly vllm` writes their results down as 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ class Plan:
 
 
 def main(names: Sequence[str]) -> int:
+    # A shell that runs this in the background ignores Ctrl-C for it, and for what tests start and end by that signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ring, *rest = names or ["test"]
     writes = ring == "nightly"
     if writes and (changed := nightly.uncommitted()):
