@@ -452,6 +452,7 @@ async def test_without_jetstream_in_the_server_the_relay_is_asked(tmp_path: Path
     world = World(settings_for(server.url, "cluster", "jetstream"))
     try:
         engine = world.begin()
+        await world.heard()  # a side that is there before the first word has nothing to ask
         engine.work(50)
         side = world.side()
         await world.same(side)
