@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireError, encode_batch
+from penstock.adapters.engines.kv_events.kv_subscriber import cleared_by
 from penstock.kernel.hashing import MediaSpan, block_extras, extra_bytes
 from penstock.kernel.values import TIERS, KvCleared, KvRemoved, KvStored
 
@@ -143,7 +144,11 @@ def test_hashes_of_every_kind_become_unsigned_64_bits():
 
 @pytest.mark.parametrize(
     ("medium", "tier"),
-    [(None, "device"), ("GPU", "device"), ("gpu", "device"), ("CPU", "host"), ("STORAGE", "disk"), ("DISK", "disk")],
+    [
+        *((medium, "device") for medium in (None, "", "GPU", "gpu", "HBM")),
+        *((medium, "host") for medium in ("CPU", "CPU_PINNED", "CPU_TIER1", "cpu_tier2")),
+        *((medium, "disk") for medium in ("STORAGE", "DISK", "DISK_0", "FS")),
+    ],
 )
 def test_mediums_are_tiers(medium, tier):
     events = [stored(medium=medium), ["BlockRemoved", [7], medium]]
@@ -163,10 +168,20 @@ def test_events_that_say_nothing_of_a_prefix_here_are_dropped_and_counted():
         ["BlockRemoved", [7], "GPU", 1],
         stored(locality="REMOTE"),
         stored(medium="ELSEWHERE"),
+        stored(medium="OBJ"),
+        {"type": "BlockMoved", "block_hashes": [7]},
+        ["BlockPinned", [7], 3],
         stored(),
     ]
     assert decoder.decode(pack(events)).events == [PLAIN]
-    assert decoder.dropped == {"group": 3, "remote": 1, "medium": 1}
+    assert decoder.dropped == {"group": 3, "remote": 1, "medium": 2, "type": 2}
+
+
+def test_what_is_cleared_at_once_depends_on_the_engine():
+    cleared = pack([{"type": "AllBlocksCleared"}])
+    assert KvDecoder().decode(cleared).events == [KvCleared()]
+    assert KvDecoder("device").decode(cleared).events == [KvCleared(tier="device")]
+    assert (cleared_by("vllm"), cleared_by("sglang")) == ("device", None)
 
 
 def test_a_group_that_turns_out_to_be_full_attention_becomes_the_main_one():
@@ -229,7 +244,6 @@ def test_extras(changes, extras):
         (pack([], "first"), "rank"),
         (pack([7]), "an event is int 7"),
         (pack([[]]), "an event is list"),
-        (pack([{"type": "BlockMoved"}]), "unknown event type 'BlockMoved'"),
         (pack([{"type": ["BlockStored"]}]), "unknown event type"),
         (pack([stored(block_hashes=None)]), "block_hashes is absent"),
         (pack([stored(block_hashes=["a", "b"])]), "a block hash is str"),

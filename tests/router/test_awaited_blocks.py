@@ -77,6 +77,9 @@ class Told:
             case _:
                 if rng.random() < 0.9:
                     return self.removed(some, tier)
+                if rng.random() < 0.5:
+                    self.placed["device"].clear()
+                    return KvCleared(tier="device")
                 self.__init__()  # type: ignore[misc]
                 return KvCleared()
 

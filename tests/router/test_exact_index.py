@@ -134,6 +134,12 @@ class World:
         self.oracle.clear(on)
         self.names[on] = {}
 
+    def clear_tier(self, on: Target, tier: Tier) -> None:
+        self.index.apply(on, KvCleared(tier=tier))
+        for path in self.held(on, tier):
+            del self.names[on][tier, path]
+            self.oracle.remove(on, path, tier)
+
     def reload(self) -> None:
         saved = self.index.snapshot()
         self.index = ExactIndex(BLOCK, audit_every=3)
@@ -218,6 +224,10 @@ class IndexMachine(RuleBasedStateMachine):
             self.world.dump(on)
         else:
             self.world.index.sweep(3)
+
+    @rule(on=targets, tier=st.sampled_from(TIERS))
+    def clear_tier(self, on: Target, tier: Tier) -> None:
+        self.world.clear_tier(on, tier)
 
     @rule(path=paths, wanted=st.none() | st.sets(targets))
     def find(self, path: Path, wanted: set[Target] | None) -> None:

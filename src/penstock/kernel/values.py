@@ -494,7 +494,9 @@ class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_fi
 
 
 class KvCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared", tag_field="type"):
-    """An engine dropped everything."""
+    """An engine dropped everything, or all that it had in one tier."""
+
+    tier: Tier | None = None
 
 
 KvEvent = KvStored | KvRemoved | KvCleared

@@ -161,11 +161,18 @@ class ExactIndex:
         else:
             assert isinstance(event, KvCleared)
             self.counters.events_cleared += 1
-            self.clear(target)
+            self.clear(target, event.tier)
         self.sweep()
 
-    def clear(self, target: Target) -> None:
-        """Forget all that a target holds, in constant time; it may store again at once."""
+    def clear(self, target: Target, tier: Tier | None = None) -> None:
+        """Forget all that a target holds, in constant time, or what it holds in one tier; it may store again at once.
+
+        Cost: the latter walks all spans where it holds something in another tier.
+        """
+        if tier is not None and any(self.blocks_of(target, other) for other in TIERS if other != tier):
+            bit, spans, blocks = self._slots.bit(target), self._tiers[tier], list(self.blocks_of(target, tier))
+            spans.copies.drop(bit, blocks)
+            return spans.remove(bit, blocks)
         bit, _ = self._slots.leave(target)
         for spans in self._tiers.values():
             spans.alive = self._slots.alive

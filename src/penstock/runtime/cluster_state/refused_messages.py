@@ -31,6 +31,7 @@ def refusals(sources: MessageSources) -> dict[str, int]:
         "store_entry_foreign": getattr(codec, "foreign", 0),
         "store_entry_newer": getattr(codec, "newer", 0) + sources.membership.newer,
         "kv_events_refused": sources.feeds.handshakes_failed,
+        **{f"kv_events_left_out_{reason}": count for reason, count in sources.feeds.left_out.items()},
     }
     if isinstance(plane, NatsPlane):
         counts["plane_message_foreign"] = plane.foreign
@@ -75,6 +76,12 @@ def findings(sources: MessageSources) -> list[StatusFinding]:
     if refused:
         names = ", ".join(str(target) for target in refused)
         say(f"KV events of {names} can't be heard: another cluster secret", SAME_SECRET)
+    strange = [name for name in ("type", "medium") if counts.get(f"kv_events_left_out_{name}")]
+    if strange:
+        say(
+            f"KV events are left out for a {' and a '.join(strange)} that this release does not know",
+            "what routers expect in caches may be too little; the engine is newer than this release",
+        )
     newer = sum(counts.get(name, 0) for name in ("store_entry_newer", "plane_message_newer", "peer_message_newer"))
     if newer:
         say(f"{newer} messages of a newer release were refused", SAME_RELEASE)

@@ -39,7 +39,12 @@ class EngineBlocks:
     def apply(self, event: KvEvent) -> list[KvEvent]:
         """Apply an event, and return the resulting events under our hashes."""
         if isinstance(event, KvCleared):
-            self.clear()
+            if event.tier is None:
+                self.clear()
+            else:
+                self._tiers[event.tier].clear()
+                left = [stored for stored in self._tiers.values() if stored]
+                self._names = {n: block for n, block in self._names.items() if any(block in stored for stored in left)}
             return [event]
         if isinstance(event, KvRemoved):
             names = unsigned(event.hashes)

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from penstock.adapters.background_tasks import BackgroundTasks
-from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber, cleared_by
 from penstock.adapters.seams import KvBatch
 from penstock.adapters.zmq_curve import MECHANISM
 from penstock.kernel.hashing import SCHEME
@@ -82,6 +83,12 @@ class KvEventFeeds:
         """Failed handshakes with engines, of all engines that ever joined."""
         return self._failed_before + sum(_failed(source) for source, _ in self._subscribers.values())
 
+    @property
+    def left_out(self) -> Counter[str]:
+        """KV events that are well formed and say nothing that is understood here, by reason (`KvDecoder.dropped`)."""
+        sources = [source for source, _ in self._subscribers.values() if isinstance(source, KvSubscriber)]
+        return sum((Counter(source.dropped) for source in sources), Counter())
+
     async def close(self) -> None:
         for target in list(self._tasks):
             await self._stop(target)
@@ -96,7 +103,9 @@ class KvEventFeeds:
         replay = card.replay[rank] if rank < len(card.replay) else None
         secret = self._secret if card.events_security == MECHANISM else None
         refused = partial(self._lost, target, "it has another cluster secret")
-        return KvSubscriber(endpoint, replay, card.topic, rank, secret=secret, refused=refused)
+        return KvSubscriber(
+            endpoint, replay, card.topic, rank, secret=secret, refused=refused, cleared=cleared_by(card.engine)
+        )
 
     async def _stop(self, target: Target) -> None:
         task = self._tasks.pop(target, None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
-from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber, cleared_by
 from penstock.adapters.nats_link import NatsLink
 from penstock.adapters.seams import KvBatch
 from penstock.adapters.task_cancel import end
@@ -145,7 +145,13 @@ class KvEventRelay:
         plain = card.events_security != MECHANISM
         replay = card.replay[rank] if rank < len(card.replay) else None
         self._subscriber = KvSubscriber(
-            card.events[rank], replay, card.topic, rank, secret=None if plain else secret, refused=self._refused
+            card.events[rank],
+            replay,
+            card.topic,
+            rank,
+            secret=None if plain else secret,
+            refused=self._refused,
+            cleared=cleared_by(card.engine),
         )
         self._stream = KvEventStream()
         self._recent: deque[list[SnapshotPart]] = deque(maxlen=REPLAYABLE)

@@ -21,14 +21,15 @@ MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"
 """Attention whose blocks stay for as long as the prefix is cached; the others (windows, Mamba) do not show that."""
 
 TIER_OF_MEDIUM: dict[str, Tier] = {
+    "": "device",
     "GPU": "device",
     "HBM": "device",
     "CPU": "host",
-    "CPU_PINNED": "host",
     "STORAGE": "disk",
     "DISK": "disk",
     "FS": "disk",
 }
+"""Medium, or its first word where an engine has several of a kind (CPU_PINNED, CPU_TIER1) -> tier."""
 MEDIUM_OF_TIER: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
 
 _STORED, _REMOVED, _CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
@@ -61,11 +62,16 @@ class KvDecoder:
     """Decode the batches of one publisher, remembering which of its cache groups is the main one.
 
     ``dropped`` counts events that are well formed but are not about a prefix held by this worker, by reason:
-    ``group`` (sliding window, Mamba...), ``remote`` (a shared pool elsewhere), ``medium`` (an unknown tier).
+    ``group`` (sliding window, Mamba...), ``remote`` (a shared pool elsewhere), ``medium`` (an unknown tier), ``type``
+    (an event that newer engines send).
+
+    Args:
+        cleared: what `AllBlocksCleared` is about: vLLM clears its device's cache and leaves the tiers below it alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cleared: Tier | None = None) -> None:
         self.dropped: Counter[str] = Counter()
+        self._cleared = KvCleared(tier=cleared)
         self._main: int | None = None
 
     def decode(self, payload: bytes) -> WireBatch:
@@ -101,8 +107,11 @@ class KvDecoder:
         if tag == _REMOVED:
             return self._removed(fields)
         if tag == _CLEARED:
-            return KvCleared()
-        raise WireError(f"unknown event type {tag!r:.60}")
+            return self._cleared
+        if not isinstance(tag, str):
+            raise WireError(f"unknown event type {tag!r:.60}")
+        self.dropped["type"] += 1
+        return None
 
     def _stored(self, fields: JsonObject) -> KvStored | None:
         get = fields.get
@@ -156,7 +165,7 @@ class KvDecoder:
             return "device"
         if not isinstance(medium, str):
             raise WireError(f"medium is {_what(medium)}, not a name")
-        tier = TIER_OF_MEDIUM.get(medium) or TIER_OF_MEDIUM.get(medium.upper())
+        tier = TIER_OF_MEDIUM.get(medium) or TIER_OF_MEDIUM.get(medium.upper().partition("_")[0])
         if tier is None:
             self.dropped["medium"] += 1
         return tier

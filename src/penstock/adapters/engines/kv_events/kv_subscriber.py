@@ -14,6 +14,7 @@ from penstock.adapters.zmq_curve import Handshakes, connect_side
 from penstock.adapters.zmq_receive import receive, receiving_socket
 from penstock.kernel.errors import EngineError
 from penstock.kernel.secret import ClusterSecret
+from penstock.kernel.values import Tier
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,11 @@ REPLAY_LIMIT = 100_000
 """Batches in one replay answer."""
 _BREATH = 64
 """Messages yielded without waiting before other tasks get a turn."""
+
+
+def cleared_by(engine: str) -> Tier | None:
+    """Return the tier that `AllBlocksCleared` of a kind of engine is about; None is all of them."""
+    return "device" if engine == "vllm" else None
 
 
 class KvSubscriber:
@@ -41,6 +47,7 @@ class KvSubscriber:
         hwm: messages kept while this process is busy; more are lost and show as a gap.
         secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
         refused: called at the first handshake that fails: no message arrives until the engine comes back otherwise.
+        cleared: what this kind of engine clears at once; None for all.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class KvSubscriber:
         hwm: int = 100_000,
         secret: ClusterSecret | None = None,
         refused: Callable[[], None] | None = None,
+        cleared: Tier | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.replay_endpoint = replay_endpoint
@@ -66,7 +74,7 @@ class KvSubscriber:
         self._topic = topic.encode()
         self._rank = rank
         self._hwm = hwm
-        self._decoder = KvDecoder()
+        self._decoder = KvDecoder(cleared)
         self._sockets: set[zmq.asyncio.Socket] = set()
 
     @property
