@@ -81,6 +81,8 @@ def test_credit_fades_on_the_busier_worker(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("penstock.router.selection.cost.CREDIT_DECAY", 1.0)
     busy = block_cost(demand(), candidate(overlap=HeldBlocks(10), on=load(160)), CostSettings())
     assert busy.total == pytest.approx(10 + 10 - 10 / (1 + 1) + 10)
+    usual = block_cost(demand(least_prefill=160), candidate(overlap=HeldBlocks(10), on=load(160)), CostSettings())
+    assert usual.total == pytest.approx(10 + 10 - 10 + 10), "all are as busy, so nothing fades"
 
 
 def test_terms_add_up_to_the_total() -> None:
