@@ -244,7 +244,7 @@ async def stand(
             plane=None,
             peers=None,
             membership=SimpleNamespace(newer=0),
-            feeds=SimpleNamespace(handshakes_failed=0),
+            feeds=SimpleNamespace(handshakes_failed=0, left_out={}),
         ),
     )
     engines = [Engine(f"e{number}") for number in range(count)]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engine_ports import free_port
-from penstock.adapters.engines.dialects.kv_transfer_protocol import PP_SIZE, TP_SIZE
+from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE, LEASE_STARTED, PP_SIZE, TP_SIZE
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
@@ -212,7 +212,9 @@ def _vllm(
         handoff: dict[str, object] = {
             "kv_connector": KV_CONNECTORS[pool.handoff or "completed"],
             "kv_role": "kv_both",
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_STARTED},
         }
+        card["labels"] = {**card.get("labels", {}), LEASE: str(LEASE_STARTED)}
         transfer = with_handoff(handoff, transfer) if transfer else handoff
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {
@@ -234,6 +236,8 @@ def _vllm(
         card["stats"] = env[STATS_ENV]
     given = {_plain(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
+    if "kv-transfer-config" in given:
+        labels.pop(LEASE, None)
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
     seqs = _value(pool.args, "max-num-seqs")

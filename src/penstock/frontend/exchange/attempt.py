@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.adapters.engines.dialects.dialect import Refusal, overflows
@@ -28,9 +29,10 @@ from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.prompt.context_overflow import refusal_body
+from penstock.frontend.prompt.routing_hints import RoutingHints
 from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.errors import EngineError
-from penstock.router.events import Dispatch
+from penstock.router.events import Dispatch, Preferences
 
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
@@ -74,6 +76,7 @@ class Attempt:
         "_fetches",
         "_grown",
         "_last_byte",
+        "_late",
         "_parsing",
         "_prefill",
         "_tokens",
@@ -96,6 +99,8 @@ class Attempt:
         self._buffered = b""
         """Bytes from before the first token."""
         self._grown = 0
+        self._late = False
+        """Whether its first token came when the KV that it fetched may have been gone."""
         self._track_output = answer.context.settings.router.track_output
         self._last_byte = time.monotonic()
         self._absence = WorkerAbsence(answer.context.cluster, dispatch.card)
@@ -147,6 +152,13 @@ class Attempt:
         self._answer.job.rendered = None
         self._answer.job.way = f"its prompt went to the engine as it was: {why}"
         return AttemptLost(why, at_fault=False, usual=True)
+
+    def _left_kv(self) -> AttemptLost:
+        """What was fetched may be another's KV, and lie in the worker's cache now: it computes the prompt, salted."""
+        job = self._answer.job
+        hints = RoutingHints(Preferences()) if job.hints is None else job.hints
+        job.hints = replace(hints, salt=f"{hints.salt or ''}{self._answer.ticket.id}")
+        return AttemptLost("its first token came after the lease of its KV", at_fault=False, usual=True)
 
     def stop(self, reason: str) -> None:
         """Stop the attempt, by order of the router."""
@@ -241,6 +253,8 @@ class Attempt:
         await self._call.relay(self._feed, answer.caller)
         if self.gave_up and answer.speaker is not self.dispatch:
             return False
+        if self._late:
+            return self._left_kv()
         if not tap.done and answer.job.parsed is not None:
             self._feed(b"\n\n")  # the last event may lack its blank line
             if tap.finished and tap.error is None:
@@ -291,6 +305,9 @@ class Attempt:
         timing = answer.timing
         begins = answer.speaker is not self.dispatch
         if begins:
+            if self._prefill is not None and now > self._prefill.until:
+                self._late = True
+                return False
             if not self._speak(self.transcript):
                 return False
             out, self._buffered = self._buffered + out, b""

@@ -8,6 +8,7 @@ The prefill leg is always asked for one token, not streamed; that token is dropp
 again from the KV.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -23,6 +24,11 @@ TP_SIZE, PP_SIZE = "tp_size", "pp_size"
 """Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
 TIERS = TIERS_LABEL
 """Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
+LEASE = "kv_lease"
+"""Label of engines: for how many seconds one holds KV for another that does not say that it still wants it."""
+LEASE_USUAL, LEASE_STARTED = 30, 600
+"""vLLM's own default, and what those get that are started here: beyond any deadline of ours. A decode worker that reads
+KV after its lease reads what has taken its place, answers 200 with a wrong text, and keeps it in its prefix cache."""
 PARAMS, HINTS = "kv_transfer_params", "penstock"
 """Where the tiers find a request's hints: field of its body, and field in that."""
 BOOTSTRAP_PORT = 8998
@@ -159,6 +165,12 @@ def meeting_point(card: WorkerCard) -> tuple[str, int]:
 def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
     host, port = meeting_point(card)
     return {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": handoff.key}
+
+
+def lease_of(card: WorkerCard) -> float:
+    """Return for how many seconds an engine holds KV that another is to fetch; infinite where it knows no lease."""
+    lease = card.labels.get(LEASE, str(LEASE_USUAL) if card.engine == "vllm" else "")
+    return float(lease) if lease.isdecimal() else math.inf
 
 
 def tier_hints_in(fields: Mapping[str, Any]) -> Fields:

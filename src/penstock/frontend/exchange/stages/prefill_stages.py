@@ -8,6 +8,7 @@ that an engine holds for another is fetched either by the leg that answers, or b
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS, Fields, KvTransferProtocol
+from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS, Fields, KvTransferProtocol, lease_of
 from penstock.adapters.engines.http.engine_call import (
     CallStopped,
     ConnectFailed,
@@ -43,6 +44,8 @@ OWED_MAX = 1024
 """Most held prefills that are remembered until a worker can fetch them."""
 RELEASE_LIMIT = 60.0
 """Seconds that a fetch for a release may take."""
+SENT_WITHIN = 0.5
+"""Share of a lease within which a leg that is to fetch KV must be sent; the rest is for engines that stand still."""
 FETCH_LIMIT = 60.0
 """Seconds that a leg whose client has gone may take to fetch what is held for it."""
 
@@ -59,6 +62,13 @@ class PrefillResult:
     headers: dict[str, str]
     taken_by: int = 0
     """The last attempt that was sent to fetch it."""
+    until: float = math.inf
+    """When its holder may let it go (`time.monotonic`)."""
+
+    @property
+    def aged(self) -> bool:
+        """Whether no leg may be sent any more to fetch it."""
+        return time.monotonic() > self.until - lease_of(self.source) * (1 - SENT_WITHIN)
 
 
 class PrefillStages:
@@ -118,6 +128,9 @@ class PrefillStages:
         """Return what a leg of stage ``decode`` is to fetch; None where nothing was made for it."""
         made = self.made.get(request)
         if made is None or dispatch.handoff is None or made.attempt != dispatch.handoff.source_attempt:
+            return None
+        if made.aged:
+            log.warning("KV of %s on %s is near its lease's end: it is computed anew", request, made.source.id)
             return None
         made.taken_by = dispatch.attempt
         return made
@@ -182,6 +195,8 @@ class PrefillStages:
 
     async def _fetch(self, effect: Release, made: PrefillResult) -> None:
         assert effect.target is not None
+        if made.aged:
+            return  # its holder lets it go by itself, and what took its place must get into no cache
         handoff = Handoff(protocol="completed", key=0, source=effect.source, source_attempt=effect.attempt)
         handover = handover_of(handoff, effect.target.engine)
         # The request once more, for one token: the engine fetches the KV to make it, and the holder releases it.
@@ -288,6 +303,7 @@ class _PrefillStage:
             if call.status >= 400:
                 return self._refused(body)
             self._made.fields = self._handover.decode_params(_object(body))
+            self._made.until = time.monotonic() + lease_of(dispatch.card)
             kv_retained = self._made.fields is not None
             self._stages.done(ticket.id, self._made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))

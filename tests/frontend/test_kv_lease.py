@@ -1,0 +1,90 @@
+"""Does no client get text that was made from KV whose holder may have let it go?"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE_STARTED, lease_of
+from penstock.adapters.engines.launch import launch_of
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.frontend.exchange.stages import prefill_stages
+from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.router.settings import HandoffSettings, RouterSettings
+from tests.frontend.stand import Stand, answer_well, stand
+
+ROLE: dict[str, Any] = {"engine": "vllm", "handoff": "completed", "layout": "l"}
+SETTINGS = ClusterSettings(
+    models={"m": ModelSettings(pools={"main": PoolSettings()})},
+    router=RouterSettings(handoff=HandoffSettings(conditional="off")),
+)
+
+
+def card(**labels: str) -> WorkerCard:
+    return WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", engine="vllm", labels=labels)
+
+
+def test_the_lease_of_an_engine_is_its_labels_or_vllms_own() -> None:
+    assert (lease_of(card()), lease_of(card(kv_lease="4"))) == (30, 4)
+    assert lease_of(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", engine="sglang")) == float("inf")
+
+
+def test_an_engine_that_is_started_here_holds_kv_for_longer_than_any_deadline_of_ours() -> None:
+    pool = PoolSettings(engine="vllm", role="prefill")
+    launch = launch_of("w", "m", pool, port=1)
+    config = json.loads(launch.argv[launch.argv.index("--kv-transfer-config") + 1])
+    assert config["kv_connector_extra_config"] == {"kv_lease_duration": LEASE_STARTED}
+    assert launch.card["labels"]["kv_lease"] == str(LEASE_STARTED)
+    upstream = ClusterSettings().frontend.upstream
+    assert upstream.first_byte_timeout + upstream.stall_timeout < LEASE_STARTED
+
+
+class Split:
+    """A prefill and a decode engine; the second one's first answer to a hand-off waits for ``pause`` seconds."""
+
+    def __init__(self, s: Stand, lease: int, pause: float) -> None:
+        self.s, self.pause = s, pause
+        s.join(s.engines[0], **ROLE, role="prefill", labels={"kv_lease": str(lease)}, epoch=2)
+        s.join(s.engines[1], **ROLE, role="decode", epoch=2)
+        s.engines[0].reply, s.engines[1].reply = self.prefill, self.decode
+
+    async def prefill(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        reply = await answer_well(request, body)
+        found = json.loads(reply.body)  # type: ignore[attr-defined]
+        return web.json_response({**found, "kv_transfer_params": {"do_remote_prefill": True}})
+
+    async def decode(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "kv_transfer_params" in body:
+            await asyncio.sleep(self.pause)
+        return await answer_well(request, body)
+
+    @property
+    def asked(self) -> list[tuple[bool, str | None]]:
+        """Whether each leg of the decode engine was to fetch, and its salt."""
+        bodies = [json.loads(body) for body in self.s.engines[1].bodies]
+        return [("kv_transfer_params" in body, body.get("cache_salt")) for body in bodies]
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+async def test_an_answer_that_came_after_the_lease_is_made_anew_without_what_was_fetched(salt: str | None) -> None:
+    async with stand(2, settings=SETTINGS) as s:
+        split = Split(s, lease=1, pause=1.3)
+        more = {"cache_salt": salt} if salt else {}
+        reply = await s.chat(stream=True, headers={"x-request-id": "r"}, **more)
+        assert (await reply.text()).count("data: ") > 5
+        (first, first_salt), (second, second_salt) = split.asked
+        assert (first, second) == (True, False)
+        assert first_salt == salt and second_salt == f"{salt or ''}r", "what it fetched may be in its prefix cache"
+
+
+async def test_kv_near_its_leases_end_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stand(2, settings=SETTINGS) as s:
+        split = Split(s, lease=1, pause=0.0)
+        reply = await s.chat(stream=True)
+        assert (await reply.text()).count("data: ") > 5
+        assert [fetches for fetches, _ in split.asked] == [True]
+        monkeypatch.setattr(prefill_stages, "SENT_WITHIN", -1.0)  # as if the router had let it wait for so long
+        await (await s.chat(stream=True)).read()
+        assert [fetches for fetches, _ in split.asked] == [True, False]
