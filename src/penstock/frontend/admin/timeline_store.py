@@ -9,7 +9,7 @@ from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow
 from penstock.kernel.values import Slo
-from penstock.router.status_rows import RouterStatus
+from penstock.runtime.node.node_status import NodeStatus
 
 log = logging.getLogger("penstock.frontend")
 
@@ -30,7 +30,7 @@ class TimelineStore:
         offset: nanoseconds from the start of the run to the router's time 0.
     """
 
-    def __init__(self, now: Callable[[], Nanos], status: Callable[[], RouterStatus], offset: Nanos) -> None:
+    def __init__(self, now: Callable[[], Nanos], status: Callable[[], NodeStatus], offset: Nanos) -> None:
         self.timeline = Timeline(WIDTH, WINDOWS_MAX)
         self._now = now
         self._status = status
@@ -74,6 +74,8 @@ class TimelineStore:
             )
             for worker in status.workers
         }
+        # A process that is not there holds nothing, and has no room.
+        loads |= {replica.id: LoadSample(0, 0, 0, 0, False) for replica in status.absent}
         window.take_loads(loads, self.timeline.before(window))
 
     def last_minute(self) -> TimeWindow:

@@ -1,5 +1,12 @@
 // Made by `python -m penstock.frontend.openapi.page_types`; a test fails when it is stale.
 
+export type AbsentReplica = {
+  id: string;
+  model: string;
+  state: "draining" | "failed" | "ready" | "starting" | "stopping";
+  reason: string | null;
+};
+
 export type AlarmReport = {
   at: number;
   reason: Reason;
@@ -60,6 +67,7 @@ export type ClusterStatus = {
   tokenizers: {[name: string]: TokenizerStatus};
   loop: LoopStatus;
   router_faults: number;
+  absent?: AbsentReplica[];
   names?: NameStatus[];
   adapters?: WantedAdapter[];
   programs?: ProgramStatus[];
