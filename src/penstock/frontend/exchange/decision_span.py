@@ -11,11 +11,10 @@ from penstock.router.selection.cost_table import second_of
 
 def placed(span: OtelSpan, dispatch: Dispatch) -> None:
     """Note an attempt, and its decision as the span's own until another one follows."""
-    if span.sampled:
-        attributes = _attributes(dispatch.decision)
-        stage = {"penstock.attempt": dispatch.attempt, "penstock.stage": dispatch.stage}
-        span.event("attempt" if dispatch.stage in FINAL else dispatch.stage, {**stage, **attributes})
-        _set(span, attributes)
+    attributes = _attributes(dispatch.decision)
+    stage = {"penstock.attempt": dispatch.attempt, "penstock.stage": dispatch.stage}
+    span.event("attempt" if dispatch.stage in FINAL else dispatch.stage, {**stage, **attributes})
+    _set(span, attributes)
 
 
 def ended(span: OtelSpan, closed: Closed, speaker: Dispatch | None) -> None:
