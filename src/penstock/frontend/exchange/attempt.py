@@ -27,6 +27,7 @@ from penstock.frontend.exchange.upstream_request import (
 from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
+from penstock.frontend.parsers.harmony_text import PASSED_ON, passed_on
 from penstock.frontend.prompt.context_overflow import refusal_body
 from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch
@@ -339,6 +340,8 @@ class Attempt:
             end = end_of(body)
             if end is None or end.error:
                 return self._failed(failure_of(body))
+            if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):
+                return self._failed(PASSED_ON)
             for reason in end.reasons & self.dialect.gave_up:
                 return self._failed(dropped_by_engine(reason))
             usage = end.usage
