@@ -38,7 +38,8 @@ def command(client: AdminClient, pools: tuple[str, ...], patience: float | None,
     requested = dict(map(_pair, pools))
     state = client.get("/admin/desired", DesiredState).pools
     if not pools:
-        show(as_json, {"pools": state}, "\n".join(map(line_of, state)))
+        text = "\n".join(map(line_of, state)) or "No supervisor reports a pool at present; 'penstock status' says more."
+        show(as_json, {"pools": state}, text)
         return 0
     before = {pool.name: pool for pool in state}
     accepted, _ = client.post("/admin/scale", ScaleBody(requested), PoolsScaled)

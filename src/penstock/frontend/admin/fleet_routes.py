@@ -183,7 +183,9 @@ def check_scale(known: dict[str, PoolStatus], name: str, replicas: int) -> None:
 
     Raises:
         ClientError: 404 where there is no such pool, 400 where it can't have so many.
+        OverloadedError: no pool is reported at present.
     """
+    _reported(known)
     status = known.get(name)
     if status is None:
         listed = ", ".join(sorted(known)) or "none"
@@ -208,8 +210,10 @@ async def drainable(store: Store, target: str) -> tuple[str, DrainKind]:
 
     Raises:
         ClientError: 404: it does not exist; 409: it is the only frontend.
+        OverloadedError: no pool is reported at present.
     """
     pools = await pools_of(store)
+    _reported(pools)
     for status in pools.values():
         if target in status.pool.ids:
             return target, "engine" if status.kind == "process" else "server"
@@ -232,6 +236,20 @@ async def drainable(store: Store, target: str) -> tuple[str, DrainKind]:
             status=409,
         )
     return name, "frontend"
+
+
+def _reported(pools: dict[str, PoolStatus]) -> None:
+    """Refuse to judge names while the store has no report of any pool: it was lost or replaced, or nobody supervises.
+
+    Raises:
+        OverloadedError: 503.
+    """
+    if not pools:
+        raise OverloadedError(
+            "the store has no supervisor's report of its pools at present, so which there are is unknown",
+            hint="a supervisor that runs writes it again within a few seconds; 'penstock status' says more",
+            retry_after=1.0,
+        )
 
 
 def check_timeout(timeout: float | None) -> None:

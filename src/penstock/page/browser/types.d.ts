@@ -91,7 +91,7 @@ export type Cost = {
 
 export type CrashStatus = {
   name: string;
-  kind: "engine" | "frontend" | "planner" | "server" | "tiers";
+  kind: "engine" | "frontend" | "planner" | "server" | "supervisor" | "tiers";
   count: number;
   reason: string;
   at: number;

@@ -17,13 +17,13 @@ from typing import Any
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.listen_address import bind
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
 from penstock.fleet.crash_backoff import crash_wait
 from penstock.kernel.errors import ConfigError, PenstockError, bind_hint
 from penstock.runtime.cluster_state.crash_log import CrashBook
-from penstock.runtime.listen_address import bind
 from penstock.runtime.supervision.child_process import ChildProcess
 
 log = logging.getLogger("penstock.supervisor")

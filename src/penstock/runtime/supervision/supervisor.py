@@ -78,12 +78,19 @@ def run(
         given = settings.cluster_secret or settings.cluster_secret_file
         secret = (None if given else earlier_secret(namespace.state)) or secret_text(settings)
         settings = msgspec.structs.replace(settings, cluster_secret=secret)
+        config, before = resolved_yaml(settings), namespace.state.before
+        folder = RunFolder.resume(Path(before["run"]), command, config=config) if before else None
+        resumed = None if folder is None else f"its supervisor (process {before['pid']}) was killed"
         prune(settings.runs, say)
-        folder = RunFolder.create(settings.runs.dir, command, config=resolved_yaml(settings))
+        folder = folder or RunFolder.create(settings.runs.dir, command, config=config)
+        drop_secret(folder.path)  # that of a killed supervisor, where its run goes on
         keep_secret(folder.path, secret)
         namespace.state.own(folder.path)
         try:
             cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
+            if resumed is not None:
+                cluster.say(f"The run {folder.path} goes on: {resumed}. Its records and counts are kept.")
+                cluster.fleet.crashes.add("supervisor", "supervisor", "was killed")
             status = asyncio.run(cluster.run())
         finally:
             drop_secret(folder.path)
@@ -135,6 +142,8 @@ class _Cluster:
         self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
         self.planner = planner_child(settings, folder.path, self.fleet.crashes)
         self.failed: str | None = None
+        self.earlier: frozenset[str] = frozenset()
+        """Frontends of a killed supervisor, which are still in the store."""
         self.wanted: dict[str, int] = {}
         """Workers that each model starts with."""
 
@@ -154,6 +163,7 @@ class _Cluster:
         operating: list[asyncio.Task[None]] = []
         try:
             await take_over(self.store, self.settings, str(self.folder.path))
+            self.earlier = frozenset(await self.store.list(FRONTENDS))
             await self.fleet.open()
             for model, entry in self.settings.models.items():
                 prefix = pool_prefix(model, len(self.settings.models))
@@ -205,10 +215,11 @@ class _Cluster:
         serving = Counter(state.pools[life.pool].configured.model for life in state.lives.values() if life.served)
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            entries = (await self.store.list(FRONTENDS)).values()
-            # A killed predecessor may still have its keys in a shared store.
-            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in entries]
-            cards = [card for card in ours if card.run == str(self.folder.path)]
+            entries = await self.store.list(FRONTENDS)
+            new = [
+                msgspec.json.decode(raw, type=FrontendCard) for key, raw in entries.items() if key not in self.earlier
+            ]
+            cards = [card for card in new if card.run == str(self.folder.path)]
             if len(cards) >= self.settings.frontend.processes:
                 card = cards[0]
                 await asyncio.to_thread(_wait_for_workers, card.url, serving, end)
@@ -302,16 +313,17 @@ async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
         ConfigError: there is another supervisor, and it stays.
         StoreUnavailable: the store can't be reached.
     """
-    ttl = settings.discovery.ttl
+    ttl, mine = settings.discovery.ttl, f"{socket.gethostname()} {run}".encode()
     end = time.monotonic() + ttl + PATIENCE
-    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) is not None:
+    # Of our own run it is that of a killed supervisor, whose namespace we have taken.
+    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) not in (None, mine):
         if time.monotonic() > end:
             raise ConfigError(
-                f"cluster {settings.name!r} has a supervisor already: {there.decode(errors='replace')}",
+                f"cluster {settings.name!r} has a supervisor already: {(there or b'').decode(errors='replace')}",
                 hint="penstock join adds engines to it; another cluster takes another name",
             )
         await asyncio.sleep(0.2)  # the key of a killed supervisor goes when its ttl is over
-    await store.put(SUPERVISOR, f"{socket.gethostname()} {run}".encode(), ttl=ttl)
+    await store.put(SUPERVISOR, mine, ttl=ttl)
     for prefix in SPECS:
         for key in await store.list(prefix):
             await store.delete(key)
