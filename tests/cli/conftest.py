@@ -149,6 +149,7 @@ def healthy_status() -> dict[str, Any]:
             **{f"ttft_{quantile}": 0.25 for quantile in ("p50", "p95", "p99")},
             **{f"itl_{quantile}": 0.0051 for quantile in ("p50", "p95", "p99")},
         },
+        "pools": [],
     }
 
 

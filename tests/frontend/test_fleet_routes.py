@@ -59,7 +59,7 @@ class Operated:
 
     @property
     def lines(self) -> list[tuple[Any, ...]]:
-        return [(line["key"], line["old"], line["new"], line["by"]) for line in self.changes.kept]
+        return [(line.key, line.old, line.new, line.by) for line in self.changes.kept]
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """A supervisor that was killed: the next one of the same cluster takes its engines over, or they end by themselves."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,13 @@ def test_the_next_supervisor_takes_the_engines_over(tmp_path: Path) -> None:
         assert counted(second) == 1, "the counts are those of the whole run"
         [crash] = second.get("/admin/status")[1]["crashes"]
         assert (crash["name"], crash["reason"]) == ("supervisor", "was killed")
+        words = [sys.executable, "-m", "penstock", "events", "--url", second.url]
+        events = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert [line.split("Z ")[1].split(":")[0] for line in events] == [
+            f"cluster penstock-{port} starts",
+            "supervisor was killed",
+            f"cluster penstock-{port} starts",
+        ]
         status, body, _headers = second.chat(text)
         assert status == 200 and body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "their caches are warm"
         until(lambda: all(worker["index"] == "exact" for worker in workers(second)), 20)

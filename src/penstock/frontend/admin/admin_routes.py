@@ -1,6 +1,7 @@
 """Admin routes for observation: status, explain, newest requests and decisions; and the reset of KV caches."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED
 from penstock.adapters.engines.probe import step
+from penstock.adapters.seams import StoreUnavailable
 from penstock.frontend.admin import past_requests
 from penstock.frontend.admin.adapters.adapter_routes import wanted_adapters
 from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process, seconds_of
@@ -30,6 +32,7 @@ from penstock.frontend.admin.cluster_status import (
     TokenizerStatus,
     WorkerIndex,
 )
+from penstock.frontend.admin.fleet_routes import desired_pools, pools_of
 from penstock.frontend.admin.frontend_peers import findings, from_peers
 from penstock.frontend.admin.request_history import DECISIONS_MAX
 from penstock.frontend.admin.request_lists import DecisionKey, DecisionList, RequestList
@@ -47,12 +50,14 @@ from penstock.kernel.request_record import Explanation
 from penstock.kernel.time_windows import QUANTILES, TimeWindow
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusFinding
-from penstock.runtime.cluster_state.fleet_api import CachesCleared, WorkerCleared
+from penstock.runtime.cluster_state.fleet_api import CachesCleared, DesiredPool, WorkerCleared
 from penstock.runtime.records.usage_table import UsageTable, usage_of
 
 Recorded = Explanation[msgspec.Raw]
 _key = msgspec.json.Decoder(DecisionKey).decode
 
+POOLS_TIMEOUT = 1.0
+"""Seconds for the pools' reports: a status without them is better than none."""
 CLEAR_TIMEOUT = 10.0
 """Seconds that an engine has to reset its prefix cache."""
 
@@ -74,7 +79,13 @@ async def status(request: web.Request) -> web.Response:
     if service.ledger is not None:
         for counts in await asyncio.to_thread(service.ledger.ended, fields.frontends):
             counts.add_to(fields.requests, fields.models, fields.workers)
-    return json_response(ClusterStatus(**msgspec.structs.asdict(fields), last_minute=last_minute(minute)))
+    pools: list[DesiredPool] = []
+    if service.cluster.store is not None:
+        with contextlib.suppress(StoreUnavailable, TimeoutError):  # membership's finding says so
+            async with asyncio.timeout(POOLS_TIMEOUT):
+                pools = desired_pools(await pools_of(service.cluster.store))
+    answer = ClusterStatus(**msgspec.structs.asdict(fields), last_minute=last_minute(minute), pools=pools)
+    return json_response(answer)
 
 
 async def explain(request: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.latency_bins import Bins
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusCounts, StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.crash_log import CrashStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredPool
 from penstock.runtime.planning.planner_report import PlannerReport
 
 
@@ -108,6 +109,8 @@ class ClusterStatus(StatusFields, kw_only=True):
     """Status of the whole cluster: counts of requests are those of all its frontend processes."""
 
     last_minute: LastMinute
+    pools: list[DesiredPool] = []
+    """As their supervisors last reported them; none where the store can't be read."""
 
 
 class ProcessStatus(StatusFields, kw_only=True):

@@ -51,7 +51,7 @@ from penstock.runtime.cluster_state.fleet_api import (
     ScaleBody,
 )
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
-from penstock.runtime.records.settings_changes import line_of
+from penstock.runtime.records.change_log import change_of
 
 T = TypeVar("T")
 
@@ -102,17 +102,8 @@ async def desired(request: web.Request) -> web.Response:
         restarted = decode_all(RestartStatus, await store.list(RESTARTED), RESTARTED).get("")
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    states = [
-        DesiredPool(
-            **msgspec.structs.asdict(each.pool),
-            name=name,
-            kind=each.kind,
-            revision=each.revision,
-            serving=each.pool.ready,
-        )
-        for name, each in sorted(pools.items())
-    ]
-    return json_response(DesiredState(states, dict(sorted(drains.items())), dict(sorted(reports.items())), restarted))
+    progress = dict(sorted(drains.items())), dict(sorted(reports.items()))
+    return json_response(DesiredState(desired_pools(pools), *progress, restarted))
 
 
 async def scale(request: web.Request) -> web.Response:
@@ -273,12 +264,26 @@ def frontend_name(name: str) -> str:
 
 def note(request: web.Request, key: str, old: object, new: object) -> None:
     """Record a change and the caller that made it."""
-    service_of(request).changes.write(line_of(key, old, new, request[CALLER]))
+    service_of(request).changes.write(change_of(key, old, new, request[CALLER]))
 
 
 async def pools_of(store: Store) -> dict[str, PoolStatus]:
     """Return every pool as its supervisor last reported it."""
     return decode_all(PoolStatus, await store.list(POOLS), POOLS)
+
+
+def desired_pools(pools: dict[str, PoolStatus]) -> list[DesiredPool]:
+    """Return pools by name, as operators read them."""
+    return [
+        DesiredPool(
+            **msgspec.structs.asdict(each.pool),
+            name=name,
+            kind=each.kind,
+            revision=each.revision,
+            serving=each.pool.ready,
+        )
+        for name, each in sorted(pools.items())
+    ]
 
 
 def store_of(request: web.Request) -> Store:

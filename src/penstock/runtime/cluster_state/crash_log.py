@@ -57,6 +57,8 @@ class CrashBook:
 
     def __init__(self, store: Store, ttl: float) -> None:
         self.crashes: dict[str, Crash] = {}
+        self.noted: Callable[[Crash], None] = lambda crash: None
+        """Called with each crash."""
         self._store = store
         self._ttl = ttl
         self._unsaid: set[str] = set()
@@ -67,6 +69,7 @@ class CrashBook:
         before = self.crashes.get(name)
         count = 1 if before is None else before.count + 1
         self.crashes[name] = Crash(name=name, kind=kind, count=count, reason=reason, at=time.time())
+        self.noted(self.crashes[name])
         self._unsaid.add(name)
         self._added.set()
 

@@ -206,7 +206,7 @@ class FrontendProcesses:
             self._crashes.add(f"frontend-{index}", "frontend", ending(status))
             ran = 0.0 if began is None else time.monotonic() - began
             wait = crash_wait(wait, ran, self.settings.supervise.restart_backoff)
-            log.error("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
+            log.info("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
             if wait > HOLD_MAX:
                 self._close(index)
             await asyncio.sleep(wait)

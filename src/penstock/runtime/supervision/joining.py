@@ -81,6 +81,7 @@ async def _join(
         relays=relays,
         kubernetes=settings.discovery.kubernetes,
     )
+    fleet.crashes.noted = lambda crash: say(f"{crash.name} {crash.reason}; it is started again")
     operating: list[asyncio.Task[None]] = []
     status = 0
     try:

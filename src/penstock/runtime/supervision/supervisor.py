@@ -32,6 +32,8 @@ from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTAR
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
+from penstock.runtime.supervision.change_book import ChangeBook
+from penstock.runtime.supervision.config_reload import BY as SIGHUP
 from penstock.runtime.supervision.config_reload import ConfigReload
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
@@ -79,18 +81,15 @@ def run(
         secret = (None if given else earlier_secret(namespace.state)) or secret_text(settings)
         settings = msgspec.structs.replace(settings, cluster_secret=secret)
         config, before = resolved_yaml(settings), namespace.state.before
-        folder = RunFolder.resume(Path(before["run"]), command, config=config) if before else None
-        resumed = None if folder is None else f"its supervisor (process {before['pid']}) was killed"
+        resumed = RunFolder.resume(Path(before["run"]), command, config=config) if before else None
         prune(settings.runs, say)
-        folder = folder or RunFolder.create(settings.runs.dir, command, config=config)
+        folder = resumed or RunFolder.create(settings.runs.dir, command, config=config)
         drop_secret(folder.path)  # that of a killed supervisor, where its run goes on
         keep_secret(folder.path, secret)
         namespace.state.own(folder.path)
         try:
             cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
-            if resumed is not None:
-                cluster.say(f"The run {folder.path} goes on: {resumed}. Its records and counts are kept.")
-                cluster.fleet.crashes.add("supervisor", "supervisor", "was killed")
+            cluster.killed = before.get("pid") if resumed else None
             status = asyncio.run(cluster.run())
         finally:
             drop_secret(folder.path)
@@ -137,11 +136,19 @@ class _Cluster:
         )
         self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
         self.fleet.frontends = self.frontends
-        self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)
+        self.book = ChangeBook(folder.path, say)
+        self.fleet.crashes.noted = self.book.crashed
+        self.fleet.statuses.noted = self.book.reported
+        self.operator = Reconciler(
+            self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends, noted=self.book.add
+        )
         self.tuning = CurrentSettings(self.store, settings, self.tuned)
         self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
         self.planner = planner_child(settings, folder.path, self.fleet.crashes)
         self.failed: str | None = None
+        self.namespace = namespace.state.namespace
+        self.killed: int | None = None
+        """Process id of the supervisor whose run goes on here, since it was killed."""
         self.earlier: frozenset[str] = frozenset()
         """Frontends of a killed supervisor, which are still in the store."""
         self.wanted: dict[str, int] = {}
@@ -151,6 +158,9 @@ class _Cluster:
         """Use these settings from now on."""
         self.settings = self.frontends.settings = settings
         self.fleet.use(settings.supervise)
+        for change in changes:
+            if by != SIGHUP:  # which has said so itself
+                self.book.add(change.key, change.old, change.new, by)
 
     def give_up(self, reason: str) -> None:
         """End the cluster, since a part of it could not even start."""
@@ -164,6 +174,12 @@ class _Cluster:
         try:
             await take_over(self.store, self.settings, str(self.folder.path))
             self.earlier = frozenset(await self.store.list(FRONTENDS))
+            if self.killed is not None:
+                self.say(
+                    f"The run {self.folder.path} goes on: its supervisor (process {self.killed}) was killed. "
+                    "Its records and counts are kept."
+                )
+                self.fleet.crashes.add("supervisor", "supervisor", "was killed")
             await self.fleet.open()
             for model, entry in self.settings.models.items():
                 prefix = pool_prefix(model, len(self.settings.models))
@@ -172,7 +188,8 @@ class _Cluster:
                     for name, pool in entry.pools.items()
                 )
             workers = sum(self.wanted.values())
-            self.say(f"Starting {workers} engine{'s' if workers != 1 else ''} and the frontend ...")
+            self.say(f"Starting {counted(workers, 'engine')} and the frontend ...")
+            self.book.add(f"start {self.namespace}", None, f"{counted(workers, 'engine')}, run {self.folder.path.name}")
             await self.fleet.start()
             await self.frontends.start()
             operating = [
@@ -231,6 +248,7 @@ class _Cluster:
 
     async def _stop(self) -> None:
         """Drain from the front: frontends finish their streams, then the engines end."""
+        self.book.add(f"stop {self.namespace}", None, self.failed)
         self.stopping.set()
         await self.planner.stop()
         await self.frontends.stop(self.hurry, lambda: self.say("Stopping at once; running requests are cut off."))
