@@ -198,7 +198,7 @@ def status_of(service: Service) -> StatusFields:
         queue=status.queue,
         requests=status.requests,
         hit_rate=status.hit_rate,
-        absent=status.absent,
+        pools=status.pools,
         crashes=status.crashes,
         findings=[
             *status.findings,

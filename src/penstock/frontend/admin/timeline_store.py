@@ -9,6 +9,7 @@ from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow
 from penstock.kernel.values import Slo
+from penstock.runtime.cluster_state.pool_statuses import absent
 from penstock.runtime.node.node_status import NodeStatus
 
 log = logging.getLogger("penstock.frontend")
@@ -75,7 +76,7 @@ class TimelineStore:
             for worker in status.workers
         }
         # A process that is not there holds nothing, and has no room.
-        loads |= {replica.id: LoadSample(0, 0, 0, 0, False) for replica in status.absent}
+        loads |= {replica.id: LoadSample(0, 0, 0, 0, False) for replica in absent(status.pools, loads)}
         window.take_loads(loads, self.timeline.before(window))
 
     def last_minute(self) -> TimeWindow:

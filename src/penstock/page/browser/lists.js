@@ -66,10 +66,22 @@ export function requests(list, zero, explain) {
       closed.outcome === "ok" ? "" : closed.reason]}))});
 }
 
+/**
+ * Return the workers of a status, and each replica that is not there as a worker that takes no requests.
+ * @param {import("./types").ClusterStatus} status
+ * @returns {any[]}
+ */
+export function everyone(status) {
+  const there = new Set(status.workers.map(worker => worker.id));
+  const away = status.pools.flatMap(({model, replicas}) => (replicas ?? []).filter(one => !there.has(one.id) && !one.asleep && !["ready", "stopping"].includes(one.state))
+    .map(({id, state, reason}) => ({id, model, state, why_not: reason ? `${state}: ${reason}` : state})));
+  return [...status.workers, ...away];
+}
+
 /** Return how many of a model's replicas are ready, of all that it has. */
 const workersOf = (status, {name}) => {
-  const mine = status.workers.filter(worker => worker.model === name), away = status.absent.filter(replica => replica.model === name);
-  return `${number(mine.filter(worker => !worker.why_not).length)} of ${number(mine.length + away.length)} ready`;
+  const mine = everyone(status).filter(worker => worker.model === name);
+  return `${number(mine.filter(worker => !worker.why_not).length)} of ${number(mine.length)} ready`;
 };
 
 /** @param {import("./types").ClusterStatus} status */

@@ -118,13 +118,10 @@ async function showLists() {
   if (opened != null) await showWorker();
 }
 
-/** Return a replica that is not there as a worker that takes no requests. */
-const away = ({reason, ...replica}) => ({...replica, why_not: reason ? `${replica.state}: ${reason}` : replica.state});
-
 function showWorkers(moment, loads) {
   let list, empty = "No worker has joined, so no request can be answered yet.";
   if (moment == null) {
-    list = [...(status?.workers ?? []).map(worker => ({...worker, requests: worker.active_requests, blocks: worker.active_blocks})), ...(status?.absent ?? []).map(away)];
+    list = (status ? lists.everyone(status) : []).map(worker => ({...worker, requests: worker.active_requests, blocks: worker.active_blocks}));
   } else {
     list = Object.entries(loads.workers ?? {}).map(([id, load]) => ({id, ...load, state: load.ready ? "ready" : "not ready", why_not: load.ready ? null : "not ready"}));
     empty = loads.workers == null ? "Nobody looked at the workers at this moment." : "There was no worker.";
@@ -147,13 +144,12 @@ function openWorker(id) {
 
 async function showWorker() {
   const id = opened, {moment} = time, {zero} = history.about;
-  const gone = status?.absent.find(replica => replica.id === id);
   const before = moment == null ? "" : `&before=${moment.toFixed(3)}`;
   /** @type {[import("./types").WorkerColumns & {card?: import("./types").RecordedWorker}, import("./types").DecisionList_Decision_]} */
   const [told, found] = await Promise.all([get(`admin/timeline/workers/${encodeURIComponent(id)}`),
     get(`admin/decisions?limit=${LISTED_OF_WORKER}&worker=${encodeURIComponent(id)}${before}`)]);
   if (opened !== id) return;
-  const mine = status?.workers.find(worker => worker.id === id) ?? (gone ? away(gone) : told.card ?? {id});
+  const mine = (status ? lists.everyone(status) : []).find(worker => worker.id === id) ?? told.card ?? {id};
   const column = name => Array.from({length: history.count}, (_, place) => told.columns[name][history.first + place - told.first] ?? null);
   const share = (held, room) => held.map((value, place) => value == null || !room[place] ? null : value / room[place]);
   workerColumns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};

@@ -34,7 +34,7 @@ from penstock.runtime.cluster_state.drain_progress import DrainProgress
 from penstock.runtime.cluster_state.membership import Membership
 from penstock.runtime.cluster_state.membership_ack import MembershipAck
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
-from penstock.runtime.cluster_state.pool_statuses import PoolStatuses
+from penstock.runtime.cluster_state.pool_statuses import PoolStatuses, desired_pools
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
@@ -160,7 +160,7 @@ class RouterNode:
         others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
         return NodeStatus(
             **msgspec.structs.asdict(status),
-            absent=self.pool_statuses.absent({worker.id for worker in status.workers}),
+            pools=desired_pools(self.pool_statuses.known),
             crashes=self.crashes.status(),
             frontends=sorted([self.name, *others]),
             planner=self.planned.report,
