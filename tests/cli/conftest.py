@@ -114,6 +114,7 @@ def healthy_status() -> dict[str, Any]:
         "tokenizers": {},
         "loop": {"longest": 0.01, "recent": 0.002},
         "router_faults": 0,
+        "pools": [],
         "names": [
             {
                 "name": "chat",

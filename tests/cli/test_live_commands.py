@@ -9,8 +9,8 @@ import termios
 
 import pytest
 
+from penstock.cli.shared.live_screen import requests_per_second
 from penstock.cli.shared.output import WALL_KEYS, seconds_text, table, walled
-from penstock.cli.top import requests_per_second
 from penstock.router.status_rows import StatusCounts
 from tests.cli.conftest import worker
 from tests.live.cluster import until
@@ -22,6 +22,25 @@ def test_status_shows_models_workers_and_counts(penstock, cluster):
     for part in ("test at", "kv routing", "main-0", "main-1", "hit rate 50.0 %", "7 ok", "1 of 1,000", "No findings"):
         assert part in " ".join(result.output.split())
     assert cluster.asked == [("/admin/status", None)]
+
+
+def test_an_engine_that_is_down_has_a_row_and_is_counted(penstock, cluster):
+    replicas = [{"id": f"main-{n}", "state": "ready"} for n in range(2)]
+    replicas.append({"id": "main-2", "state": "failed", "reason": "main-2 ended with status 1 at its start"})
+    pool = {"model": "sim", "desired": 4, "replicas": replicas, "name": "main", "kind": "process", "revision": None}
+    cluster.status["pools"] = [{**pool, "ready": 2}]
+    text = " ".join(penstock("status", "--url", cluster.url).output.split())
+    assert "sim 2 of 4" in text
+    assert "main-2 failed (main-2 ended" in text
+
+
+def test_a_long_reason_is_cut_in_its_cell_and_said_below(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "its streams have been silent for 12 s, where 40 ms between two tokens are usual; it is asked every second"
+    cluster.status["workers"] = [worker("main-0", state="cordoned", why_not=reason), worker("main-1")]
+    output = penstock("status", "--url", cluster.url).output
+    assert not [line for line in output.splitlines() if len(line) > 80]
+    assert f"main-0: cordoned ({reason})" in " ".join(output.split())
 
 
 def test_what_is_unknown_is_a_dash_and_not_zero(penstock, cluster):
@@ -138,6 +157,43 @@ def test_explain_without_an_id_lists_the_newest(penstock, cluster):
     assert cluster.asked[-1][0] == "/admin/requests?limit=3"
 
 
+def test_explain_fits_80_columns_and_names_what_it_leaves_out(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["r-1"], []):
+        output = penstock("explain", *words, "--url", cluster.url).output
+        assert not [line for line in output.splitlines() if len(line) > 80], output
+    output = penstock("explain", "r-1", "--url", cluster.url).output
+    heading = next(line for line in output.splitlines() if "COST" in line)
+    assert "OVERLAP BLOCKS" in heading and "TRANSFER" not in heading, "what tells the candidates apart stays"
+    assert "--wide shows also: " in output and "transfer" in output
+    assert "TRANSFER" in penstock("explain", "r-1", "--wide", "--url", cluster.url).output
+
+
+def test_colours_are_for_terminals_that_want_them(penstock, cluster):
+    cluster.status["findings"] = [{"level": "warning", "text": "no events", "hint": "switch them on"}]
+    assert "\x1b" not in penstock("status", "--url", cluster.url).output
+    assert "\x1b[33mwarning" in on_terminal("status", "--url", cluster.url)
+    assert "\x1b[33m" not in on_terminal("status", "--url", cluster.url, NO_COLOR="1")
+
+
+def on_terminal(*words, **env):
+    """Return what a command writes to a terminal."""
+    main, terminal = pty.openpty()
+    command = [sys.executable, "-m", "penstock", *words]
+    process = subprocess.Popen(command, stdout=terminal, env={**os.environ, **env})
+    os.close(terminal)
+    written = b""
+    try:
+        while data := os.read(main, 1 << 16):
+            written += data
+    except OSError:
+        pass  # the other end is closed: it has ended
+    finally:
+        os.close(main)
+    assert process.wait(20) == 0
+    return written.decode()
+
+
 def test_top_draws_the_status_and_ends_after_its_looks(penstock, cluster):
     result = penstock("top", "--looks", "2", "--every", "0.1", "--url", cluster.url)
     assert result.exit_code == 0
@@ -188,10 +244,11 @@ def test_a_wide_status_has_every_column(penstock, cluster, monkeypatch):
         assert part in result.output
 
 
-def test_q_leaves_top_and_the_terminal_is_as_it_was(cluster):
+@pytest.mark.parametrize("watching", [["top", "--every", "60"], ["status", "--watch"]])
+def test_q_leaves_top_and_the_terminal_is_as_it_was(cluster, watching):
     main, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
-    words = [sys.executable, "-m", "penstock", "top", "--every", "60", "--url", cluster.url]
+    words = [sys.executable, "-m", "penstock", *watching, "--url", cluster.url]
     process = subprocess.Popen(words, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None

@@ -72,7 +72,7 @@ def test_a_drain_is_done_when_its_report_says_so_and_an_engine_when_it_is_gone(k
     assert (drain._missing(desired(pools, {"main-1": DRAINED}), wished) is None) == done
     assert drain._missing(desired(), DrainBegun("main-1", "engine", "r")) is None
     busy = {"main-1": replace(DRAINED, state="draining", active=2)}
-    assert "still has 2 requests, 3 have finished" in str(drain._missing(desired(pools, busy), wished))
+    assert "still has 2 requests; finished: 3" in str(drain._missing(desired(pools, busy), wished))
     assert drain._missing(desired(pools), wished) == "main-1 is to be drained"
 
 

@@ -176,3 +176,36 @@ def test_contradictions_and_missing_files_are_told_at_once_with_their_lines(tmp_
         (":8:14", "planner.classic.profile"),
     ]
     assert "profile folder /nowhere/profile has no profile" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "flag"),
+    [
+        ("glm45", "GLM", "--tool-call-parser glm45"),
+        ("penstock:glm47", "GLM", "--tool-call-parser glm45"),
+        ("kimi_k2", "Kimi K2", "--tool-call-parser kimi_k2"),
+        ("Kimi-K2", "Kimi K2", "--tool-call-parser kimi_k2"),
+        ("openai", "gpt-oss", "--reasoning-parser openai_gptoss"),
+        ("gpt_oss", "gpt-oss", "--tool-call-parser gpt-oss"),
+        ("harmony", "gpt-oss", "--jinja"),
+        ("deepseek_v32", "DeepSeek V3.2", "--tool-call-parser deepseek_v32"),
+        ("DeepSeek-V3.2", "DeepSeek V3.2", "--tool-call-parser deepseekv32"),
+        ("minimax_m2", "MiniMax", "--tool-call-parser minimax-m2"),
+    ],
+)
+@pytest.mark.parametrize("field", ["tool_parser", "reasoning_parser"])
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+def test_a_family_that_belongs_to_its_engine_is_refused_by_name(name, family, flag, field, engine):
+    pool = f"{{engine: {engine}, {field}: '{name}'"
+    pool += "}" if engine == "sim" else ", urls: ['http://127.0.0.1:9'], max_model_len: 9}"
+    (problem,) = problems(f"models={{m: {{pools: {{main: {pool}}}}}}}")
+    assert f"that of {family} belongs to the engine" in problem and flag in problem
+    assert f"leave {field} out" in problem
+
+
+def test_an_engine_that_is_started_here_gets_the_flag_of_its_own_family():
+    assert problems("models={m: {pools: {main: {engine: vllm, tool_parser: kimi_k2}}}}") == []
+    (problem,) = problems("models={m: {pools: {main: {engine: vllm, tool_parser: 'penstock:kimi_k2'}}}}")
+    assert "that of Kimi K2 belongs to the engine" in problem
+    (problem,) = problems("models={m: {pools: {main: {engine: sim, tool_parser: herms}}}}")
+    assert "it has deepseek_v3" in problem and "belongs" not in problem

@@ -42,10 +42,15 @@ def test_what_changes_is_told_with_old_and_new():
         (["router.cost.overlap_credit=much"], "router.cost.overlap_credit"),
         (["router.queue.wait_max=0"], "is out of range: above 0"),
         (["router.mode"], "is no name=value"),
+        (["nosuch=1"], "nosuch: is not a setting ('penstock set' lists what can be changed)"),
     ],
 )
 def test_what_can_not_be_is_refused_with_the_way_out(overrides, said):
     assert any(said in problem for problem in problems(*overrides)), problems(*overrides)
+
+
+def test_what_is_set_is_no_flag():
+    assert not any("flag" in problem for problem in problems("nosuch=1", "router.queue.wait_max=0", "frontend.port=1"))
 
 
 def test_one_wrong_value_among_several_changes_nothing():

@@ -16,6 +16,7 @@ from penstock.config.derived.docs import configuration_page
 from penstock.config.derived.knobs import ANY_KEY, PREFIX, RESERVED, derive, env_part
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.settings.parser_names import FAMILIES, REASONING_PARSERS, TOOL_PARSERS
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
 from penstock.inside.weights.weight_protocol import WEIGHTS_ENV
 from penstock.kernel.errors import ConfigError
@@ -235,3 +236,13 @@ def admin_table() -> str:
 
 def test_the_table_of_admin_routes_is_fresh():
     assert admin_table() in (ROOT / "docs/reference/api.md").read_text(), admin_table()
+
+
+def test_the_table_of_parsers_has_the_flags_that_errors_name():
+    rows = (ROOT / "docs/guides/agents.md").read_text().splitlines()
+    for family, engine in FAMILIES.items():
+        (row,) = (row for row in rows if row.startswith(f"| {family}") and row.rstrip(" |").endswith("none"))
+        for tools, reasoning in (engine.vllm, engine.sglang):
+            assert f"`--tool-call-parser {tools}`" in row and f"`--reasoning-parser {reasoning}`" in row, row
+    for name in (*TOOL_PARSERS, *REASONING_PARSERS):
+        assert any(f"`{name}`" in row.split("|")[-2] for row in rows if row.startswith("| ")) or name == "think", name

@@ -171,3 +171,37 @@ async def test_a_client_hears_something_while_a_call_is_held(monkeypatch: pytest
         assert b"tool_calls" not in body
         heard.set()
         assert b"get_weather" in await answer.read()
+
+
+# --- gpt-oss, whose text is not parsed here ---------------------------------------------------------------------------
+
+HARMONY = "<|channel|>analysis<|message|>They want a city.<|end|><|start|>assistant<|channel|>final<|message|>Paris."
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "A city?"}]},
+    "/v1/responses": {"input": "A city?"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "A city?"}], "max_tokens": 100},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+async def test_the_analysis_of_gpt_oss_is_never_shown_as_an_answer(path: str, stream: bool) -> None:
+    async with stand() as s:
+        s.engines[0].reply = writes(HARMONY)
+        answer = await s.http.post(path, json={"model": "m", "stream": stream, **ASKED[path]})
+        body = await answer.text()
+        assert answer.status == (500 if path == "/v1/messages" else 502) and "They want" not in body
+        assert "--tool-call-parser openai --reasoning-parser openai_gptoss" in body and "--jinja" in body
+        assert s.records[-1].outcome == "failed" and s.records[-1].fault == "engine"
+        findings = (await (await s.http.get("/admin/status")).json())["findings"]
+        assert any("openai_gptoss" in finding["text"] for finding in findings), findings
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_parses_gpt_oss_answers_for_one_that_does_not(stream: bool) -> None:
+    async with stand(2) as s:
+        s.engines[0].reply = writes(HARMONY)
+        for number in range(8):
+            answer = await s.chat(f"{number} is the question", stream=stream)
+            assert answer.status == 200 and "They want" not in await answer.text()
+        assert s.engines[0].bodies, "it was tried"

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tests.conftest import skip_or_fail
 from tests.frontend.scripted_answers import script
 from tests.frontend.stand import Reply, stand
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/guides/vendor-clients.md"
+GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
+"""Their pages have the settings with which the agents run here."""
 NUMBERS = itertools.count()
 pytestmark = pytest.mark.slow
 
@@ -26,6 +28,13 @@ def program(name: str, package: str) -> str:
     if found is None:
         skip_or_fail(name, f"there is no such command; npm install {package}, or PENSTOCK_{name.upper()}")
     return str(found)
+
+
+def pasted(page: str, kind: str, url: str) -> str:
+    """Return the first block of a kind of a page, with our address and model in place of its own."""
+    block = (GUIDES / page).read_text().split(f"```{kind}\n")[1].split("```")[0]
+    assert "http://127.0.0.1:8000" in block and "sim" in block
+    return re.sub(r"\bsim\b", "m", block.replace("http://127.0.0.1:8000", url))
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -74,12 +83,7 @@ async def test_codex_calls_three_tools_and_ends(tmp_path: Path) -> None:
             script(calls=[call("multi_agent_v1__close_agent", target="nobody")]),
             script("The answer is 42."),
         )
-        config = (
-            PAGE.read_text().split("```toml\n")[1].split("```")[0]
-        )  # as the page has it, with our address and model
-        (tmp_path / "config.toml").write_text(
-            config.replace("http://127.0.0.1:8000", s.server.url).replace('"sim"', '"m"')
-        )
+        (tmp_path / "config.toml").write_text(pasted("codex.md", "toml", s.server.url))
         events = await output_of(
             tmp_path,
             *(codex, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
@@ -111,13 +115,13 @@ async def test_claude_code_calls_three_tools_and_ends(tmp_path: Path) -> None:
             script(calls=[call("Read", file_path=str(tmp_path / "answer.txt"))]),
             script("The answer is 42."),
         )
+        settings = re.findall(r"^export (\w+)=(.*)$", pasted("claude-code.md", "bash", s.server.url), re.MULTILINE)
+        assert len(settings) == 5
         (answer,) = await output_of(
             tmp_path,
-            *(claude, "-p", "--output-format", "json", "--dangerously-skip-permissions", "--model", "m"),
+            *(claude, "-p", "--output-format", "json", "--dangerously-skip-permissions"),
             "Write 42 into answer.txt, and read it.",
-            ANTHROPIC_BASE_URL=s.server.url,
-            ANTHROPIC_API_KEY="any",
-            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",  # it would try its vendor's services again and again
+            **dict(settings),
             IS_SANDBOX="1",  # its flag that skips permissions is for containers, where root runs it too
         )
         assert answer["result"] == "The answer is 42." and answer["num_turns"] == 4, answer

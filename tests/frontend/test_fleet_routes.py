@@ -59,7 +59,7 @@ class Operated:
 
     @property
     def lines(self) -> list[tuple[Any, ...]]:
-        return [(line["key"], line["old"], line["new"], line["by"]) for line in self.changes.kept]
+        return [(line.key, line.old, line.new, line.by) for line in self.changes.kept]
 
 
 @asynccontextmanager
@@ -239,3 +239,14 @@ async def test_a_record_of_a_newer_release_is_left_out():
         await o.store.put(POOLS + "x", raw)
         await o.store.put(POOLS + "y", b"not json")
         assert [pool["name"] for pool in (await o.get("/admin/desired"))[1]["pools"]] == ["main", "there"]
+
+
+@pytest.mark.parametrize("path_and_body", [("scale", {"pools": {"main": 3}}), ("drain", {"name": "main-0"})])
+async def test_without_a_report_of_any_pool_no_name_is_called_wrong(path_and_body):
+    path, body = path_and_body
+    async with operated() as o:
+        for pool in ("main", "there"):
+            await o.store.delete(POOLS + pool)
+        status, answer = await o.post(f"/admin/{path}", body)
+        assert status == 503 and "no supervisor's report" in answer["error"]["message"]
+        assert "there is no" not in answer["error"]["message"]

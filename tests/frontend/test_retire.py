@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.listen_address import bind
 from penstock.frontend import http_server as servers
 from penstock.frontend.http_server import HttpServer
-from penstock.runtime.listen_address import bind
 from tests.frontend.stand import Stand, answer, eventually, stand
 
 

@@ -1,5 +1,6 @@
 """Are metrics what dashboards query, do several processes add up, and do logs and spans say what happened?"""
 
+import asyncio
 import http.server
 import io
 import json
@@ -7,9 +8,13 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +25,10 @@ from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge
 from penstock.frontend import logs
 from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import WorkerId
+from penstock.router.events import WorkerCordoned
 from penstock.runtime.records.run_folder import CsvRows, LineWriter
+from tests.frontend.stand import stand
 
 WANTED = (
     "dynamo_frontend_requests_total",
@@ -168,13 +176,20 @@ def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
         OtelTracer("http://127.0.0.1:4318")
 
 
-def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Take spans as an OTLP collector does: its URL, and the spans that came."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    taken: list[tuple[str, int]] = []
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    spans: list[Any] = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            taken.append((self.path, len(self.rfile.read(int(self.headers["content-length"])))))
+            raw = self.rfile.read(int(self.headers["content-length"]))
+            assert self.path == "/v1/traces"
+            for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
 
@@ -185,7 +200,21 @@ def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        tracer = OtelTracer(f"http://127.0.0.1:{server.server_port}")
+        yield f"http://127.0.0.1:{server.server_port}", spans
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def plain(attributes: Any) -> dict[str, Any]:
+    """Return attributes of OTLP as a dict."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
+
+
+def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
+    with collector() as (url, spans):
+        tracer = OtelTracer(url)
         trace = "0af7651916cd43dd8448eb211c80319c"
         span = tracer.start("chat", f"00-{trace}-b7ad6b7169203331-01", "a=b")
         assert span.traceparent is not None and span.traceparent.split("-")[1] == trace
@@ -193,14 +222,76 @@ def test_spans_hang_below_the_callers_trace_and_reach_a_collector() -> None:
         fresh = tracer.start("chat", None)
         assert fresh.traceparent is not None and fresh.traceparent.split("-")[1] != trace
         span.set("model", "m")
+        span.set("unknown", None)
+        span.event("moment", {"n": 1, "unknown": None}, at=5)
         span.end("it failed")
         fresh.end()
         tracer.close()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert taken and all(path == "/v1/traces" and size > 100 for path, size in taken)
+    assert len(spans) == 2 and spans[0].trace_id.hex() == trace and spans[0].status.message == "it failed"
+    assert plain(spans[0].attributes) == {"model": "m"} and plain(spans[0].events[0].attributes) == {"n": 1}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_requests_span_says_where_it_went_and_why_and_which_attempts_failed(streamed: bool) -> None:
+    async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "out of memory"}}, status=500)
+
+    with collector() as (url, spans):
+        async with stand(3, card={"block_size": 16}) as s:
+            s.service.tracer = OtelTracer(url)
+            s.engines[1].reply = fail
+            for number in range(30):  # until one was placed at an engine that fails first
+                response = await s.chat(f"{number} is another one " * 20, stream=streamed)
+                assert response.status == 200, await response.text()
+                await response.read()
+                s.service.bookkeeping.enter()
+                if len(s.kept_records[-1].legs) > 1:
+                    break
+            await asyncio.to_thread(s.service.tracer.close)
+            decisions = [msgspec.json.decode(msgspec.json.encode(one)) for one in s.kept_decisions]
+            record = msgspec.to_builtins(s.kept_records[-1])
+    span = next(one for one in spans if plain(one.attributes)["penstock.request"] == record["id"])
+    found, placed = plain(span.attributes), [one for one in decisions if one["request"] == record["id"]]
+    last = placed[-1]
+    costs = {cost["target"][0]: cost for cost in last["candidates"]}
+    mine = costs.pop(last["chosen"][0])
+    assert found["penstock.worker"] == last["chosen"][0] != "e1" and found["penstock.outcome"] == "ok"
+    assert found["penstock.decision.reason"] == last["reason"] and found["penstock.decision.mode"] == last["mode"]
+    assert found["penstock.decision.cost"] == pytest.approx(mine["total"])
+    assert found["penstock.decision.cost_unit"] == mine["unit"]
+    assert found["penstock.decision.overlap_blocks"] == mine["overlap_blocks"]
+    assert found["penstock.decision.candidates"] == len(last["candidates"])
+    assert found["penstock.attempts"] == len(placed) == len(record["legs"]) > 1
+    if costs:
+        best = min(costs.values(), key=lambda cost: cost["total"])
+        assert found["penstock.decision.runner_up"] == best["target"][0]
+        assert found["penstock.decision.runner_up_cost"] == pytest.approx(best["total"])
+    events = [(one.name, plain(one.attributes), one.time_unix_nano) for one in span.events]
+    attempts = [attributes for name, attributes, _ in events if name == "attempt"]
+    assert [one["penstock.worker"] for one in attempts] == [one["chosen"][0] for one in placed]
+    assert [one["penstock.decision.reason"] for one in attempts] == [one["reason"] for one in placed]
+    assert "penstock.decision.runner_up" in attempts[0]
+    failed = [(attributes, at) for name, attributes, at in events if name == "attempt_failed"]
+    assert [one["penstock.worker"] for one, _ in failed] == [one["chosen"][0] for one in placed[:-1]]
+    assert all("out of memory" in one["penstock.failure"] for one, _ in failed)
+    documented = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
+    names = {name for one in (found, *(attributes for _, attributes, _ in events)) for name in one}
+    assert {name for name in names if f"`{name}`" not in documented} == set()
+    assert all(span.start_time_unix_nano <= at <= span.end_time_unix_nano for _, at in failed)
+
+
+async def test_a_request_that_was_never_placed_has_a_span_without_a_decision() -> None:
+    with collector() as (url, spans):
+        async with stand(1) as s:
+            s.service.tracer = OtelTracer(url)
+            s.live.post("router", WorkerCordoned(worker=WorkerId("e0"), on=True, reason="by the test"))
+            response = await s.chat("hello")
+            assert response.status == 503
+            await asyncio.to_thread(s.service.tracer.close)
+    (span,) = spans
+    found = plain(span.attributes)
+    assert found["penstock.outcome"] == "rejected" and found["penstock.attempts"] == 0
+    assert not any(name.startswith("penstock.decision") for name in found) and span.status.message
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -217,8 +308,6 @@ def test_csv_rows_survive_a_full_disk(tmp_path: Path) -> None:
 
 
 async def test_writers_are_flushed_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
     monkeypatch.setattr("penstock.frontend.record_writer.FLUSH_EVERY", 0.01)
     threads: list[int] = []
 

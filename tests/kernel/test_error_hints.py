@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.errors import bind_hint, write_hint
+from penstock.adapters.listen_address import listen_hint
+from penstock.kernel.errors import bind_hint, read_hint, write_hint
 
 
 def error(code: int) -> OSError:
@@ -55,3 +56,25 @@ def test_a_real_full_disk() -> None:
     with pytest.raises(OSError) as caught, Path("/dev/full").open("wb", buffering=0) as file:
         file.write(b"x")
     assert "the disk is full" in write_hint(caught.value, "set x")
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        (error(errno.ENOENT), "make one"),
+        (error(errno.EACCES), "this user may not read it"),
+        (error(errno.EISDIR), "it is a folder"),
+        (ValueError("no YAML"), "it must be YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read(failure: Exception, cause: str) -> None:
+    assert cause in read_hint(failure, "make one", "it must be YAML")
+
+
+def test_a_port_that_grpc_cannot_bind_names_its_cause() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert "another server has it" in listen_hint(f"127.0.0.1:{other.getsockname()[1]}", "choose another")
+    assert "can't be resolved" in listen_hint("no-such-host.invalid:9001", "choose another")
+    assert "no such address" in listen_hint("192.0.2.1:9001", "choose another")

@@ -12,9 +12,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.adapters.engine_ports import free_port
+from penstock.kernel.time_windows import columns_of
+from penstock.router.status_rows import StepsStatus, WorkerStatus
+from penstock.runtime.records.timeline_view import RecordedWorker
 from tests.live.browser import CONTRAST, Page, browsed, chromium
 from tests.live.cluster import Served, post, served, until
 from tests.page.documents import charts, document_of, words
@@ -161,7 +165,15 @@ async def test_a_worker_opens_with_its_card_load_and_decisions(cluster: Served, 
         await page.until("document.querySelectorAll('#worker .chart canvas').length === 3")
         await page.until("document.querySelectorAll('#worker-decisions tbody tr').length > 0")
         shown = await page.text("#worker")
-        for word in (name, busiest["url"], "ready", "kv blocks", "block size", "Requests on it", "KV blocks in use"):
+        for word in (
+            name,
+            busiest["url"],
+            "ready",
+            "KV blocks in all",
+            "Tokens per KV block",
+            "Requests on it",
+            "KV blocks in use",
+        ):
             assert word in shown, word
         workers = await page.ask(
             "[...document.querySelectorAll('#worker-decisions tbody tr td:nth-child(3)')].map(cell => cell.innerText)"
@@ -190,6 +202,128 @@ async def test_hovering_shows_the_same_moment_in_every_chart(cluster: Served, tm
         await page.until("/until/.test(document.querySelector('#decisions-when').innerText)")
         await page.click(*await centre(page, "#play"))
         await page.until("document.querySelector('#play').innerText === 'Pause'")
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+async def test_every_column_of_every_table_is_in_sight(cluster: Served, tmp_path: Path, width: int) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "long " * 300}], "max_tokens": 3}
+    request = f"0b6c2f0e-5d0a-4c1c-9a51-{width:012}"
+    assert post(f"{cluster.url}/v1/chat/completions", body, {"x-request-id": request})[0] == 200
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.look(width, 1000, "light")
+        await page.until(f"/{request}/.test(document.querySelector('#requests').innerText)")
+        opener = f"[...document.querySelectorAll('#decisions td button')].find(one => one.innerText === '{request}')"
+        await page.until(f"!!{opener}")
+        await page.ask(f"{opener}.click()")
+        await page.until("document.querySelectorAll('#explain tbody tr').length === 4")
+        # On a card the place of a reason that there is not is left out.
+        for place, columns in (
+            ("#decisions", 12),
+            ("#requests", 10 if width == 1280 else 9),
+            ("#models", 10),
+            ("#explain .panel", 13),
+        ):
+            shown = await page.ask(
+                f"(() => {{ const panel = document.querySelector('{place}'), box = panel.getBoundingClientRect();"
+                " return {cut: panel.scrollWidth - panel.clientWidth,"
+                " names: [...panel.querySelector('tbody tr').children]"
+                ".filter(cell => { const {left, right} = cell.getBoundingClientRect();"
+                " return left >= box.left && right <= box.right + 0.5; }).map(cell => cell.dataset.name)}; })()"
+            )
+            assert shown["cut"] == 0 and len(shown["names"]) == columns, (place, shown)
+        assert page.complaints == []
+
+
+async def test_an_engine_that_is_down_has_its_row_and_reason(cluster: Served, tmp_path: Path) -> None:
+    def replica() -> dict[str, Any]:
+        (pool,) = cluster.get("/admin/desired")[1]["pools"]
+        return next(one for one in pool["replicas"] if one["id"] == "main-1")
+
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.until("/4 of 4 ready/.test(document.querySelector('#workers-when').innerText)")
+        killed = replica()["pid"]
+        os.kill(killed, signal.SIGKILL)
+        await asyncio.to_thread(until, lambda: replica()["pid"] not in (killed, None), 20)
+        starting = replica()["pid"]
+        os.kill(starting, signal.SIGSTOP)  # so that it stays down for as long as the page is looked at
+        try:
+            await page.until("/3 of 4 ready/.test(document.querySelector('#workers-when').innerText)")
+            tile = "document.querySelector('.tile[data-id=main-1]')"
+            await page.until(f"/starting: was killed by SIGKILL/.test({tile}.innerText)")
+            await page.until("/3 of 4 ready/.test(document.querySelector('#models').innerText)")
+            ready = (
+                "[...document.querySelectorAll('.figure')].find(one => /replicas ready/.test(one.innerText)).innerText"
+            )
+            await page.until(f"/^3[^]*of 4$/.test({ready})")
+            await page.ask(f"{tile}.click()")
+            await page.until("/was killed by SIGKILL/.test(document.querySelector('#worker-card')?.innerText)")
+            assert page.complaints == []
+        finally:
+            os.kill(starting, signal.SIGCONT)
+        await page.until("/4 of 4 ready/.test(document.querySelector('#workers-when').innerText)", 40)
+
+
+async def test_the_window_that_is_being_filled_is_not_drawn(cluster: Served, tmp_path: Path) -> None:
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await ask_some(cluster, 2)
+        for chart in CHARTS:
+            await page.until(DRAWN.format(chart))
+        ends = await page.ask(
+            "[...document.querySelectorAll('#charts .chart')].map(({figure: {chart, view: {history}}}) =>"
+            " history.about.now - (chart.series[0].at.at(-1) + history.width / 2))"
+        )
+        assert len(ends) == 8 and min(ends) >= 0, "seconds since the end of the last window of each chart"
+
+
+async def test_the_last_window_of_a_run_that_is_over_is_as_long_as_the_run_went_on(
+    cluster: Served, tmp_path: Path
+) -> None:
+    answer = {"kind": "recorded", "run": "r", "width": 5, "first": 0, "zero": None, "pools": {}, "kept": None}
+    rates = """(async now => {
+      const [{History}, {CHARTS, figures}] = [await import('./ui/history.js'), await import('./ui/charts.js')];
+      const history = new History();
+      history.take({...%s, now, columns: {arrived: [20, 20, 12]}});
+      return [CHARTS.demand(history).series[0].values, figures(history, history.place(now))[3].value];
+    })"""
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        rates %= json.dumps(answer)
+        assert await page.ask(f"{rates}(13)") == [[4, 4, 4], "4/s"]
+        assert await page.ask(f"{rates}(12)") == [[4, 4], "4/s"], "two seconds of five say too little"
+
+
+async def test_a_number_is_rounded_in_a_cell_as_in_the_reason_beside_it(cluster: Served, tmp_path: Path) -> None:
+    values = [n / 8 for n in range(400)] + [n / 20 for n in range(400)] + [-2.25] + [35.25, 1e6 / 7, 1234567.85, 0.0]
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        for digits in (0, 1, 2):
+            shown = await page.ask(
+                f"import('./ui/dom.js').then(dom => {json.dumps(values)}.map(one => dom.number(one, {digits}, true)))"
+            )
+            assert shown == [f"{value:,.{digits}f}" for value in values]
+        await ask_some(cluster, 6)
+        cells = "row => [...row.children].map(one => one.innerText)"
+        rows = f"[...document.querySelectorAll('#decisions tbody tr')].map({cells})"
+        found = [row for row in await page.until(f"{rows}.length > 5 && {rows}") if "; next" in row[-1]]
+        assert found
+        for *_, price, best, _prefill, _decode, _queue, _transfer, _prompt, _cached, because in found:
+            assert f"cost {price} with" in because and because.endswith(f" at {best}")
+
+
+async def test_no_field_goes_by_its_raw_name(cluster: Served, tmp_path: Path) -> None:
+    worker = cluster.get("/admin/status")[1]["workers"][0]
+    steps = StepsStatus(**dict.fromkeys(StepsStatus.__struct_fields__, 1) | {"source": "engine", "estimated": ["x"]})
+    worker |= {"why_not": "w", "restart_reason": "r", "stats": "s", "steps": msgspec.to_builtins(steps)}
+    worker |= {"kv_events": {"applied": 1, "gaps": 1, "lost": 1}, "labels": {"zone_name": "a"}}
+    worker |= {"canary": {"sent": 1, "missed": 1, "verdict": "v", "wall_s": 1.0}}
+    assert set(worker) == set(WorkerStatus.__struct_fields__)
+    recorded = dict.fromkeys((field.encode_name for field in msgspec.structs.fields(RecordedWorker)), 1)
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        for card in (worker, recorded):
+            names = await page.ask(
+                f"import('./ui/words.js').then(words => words.facts({json.dumps(card)}).map(one => one[0]))"
+            )
+            assert [name for name in names if not name[0].isupper()] == []
+        columns = await page.ask("import('./ui/words.js').then(words => Object.keys(words.COLUMNS))")
+        assert set(columns) == set(columns_of([]))
 
 
 @pytest.mark.parametrize("width", [400, 1600])
@@ -352,7 +486,7 @@ async def test_workers_and_reasons_of_a_simulated_run_follow_the_moment(run: Pat
         assert "cost" in await page.text("#decisions")
         await page.ask("document.querySelector('.tile[data-id=main-0]').click()")
         await page.until("document.querySelectorAll('#worker-decisions tbody tr').length > 3")
-        assert "decisions for it" in await page.text("#worker")
+        assert "Decisions for it" in await page.text("#worker")
 
 
 async def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:

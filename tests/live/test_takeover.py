@@ -1,6 +1,8 @@
 """A supervisor that was killed: the next one of the same cluster takes its engines over, or they end by themselves."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,10 @@ def test_the_next_supervisor_takes_the_engines_over(tmp_path: Path) -> None:
     first = Served(["up", "--frontend.port", str(port), *FAST], tmp_path, env=state).wait_up()
     before, family = pids(first), first.children()
     text = "A story that is in the cache. " * 60
-    assert first.chat(text)[0] == 200
+    status, _body, headers = first.chat(text)
+    assert status == 200
+    request = headers["x-penstock-request-id"]
+    until(lambda: first.get(f"/admin/explain/{request}")[0] == 200 and counted(first) == 1, 20)
     file = json.loads((tmp_path / "state" / f"penstock-{port}.json").read_text())
     assert {entry["worker"]: entry["pid"] for entry in file.values()} == before
     first.process.kill()
@@ -29,11 +34,28 @@ def test_the_next_supervisor_takes_the_engines_over(tmp_path: Path) -> None:
     with served(tmp_path, "up", "--frontend.port", str(port), *FAST, env=state) as second:
         assert "2 of them taken over" in second.text
         assert pids(second) == before
+        assert "was killed" in second.text and "goes on" in second.text
+        assert second.get(f"/admin/explain/{request}")[1]["request"]["id"] == request
+        assert counted(second) == 1, "the counts are those of the whole run"
+        [crash] = second.get("/admin/status")[1]["crashes"]
+        assert (crash["name"], crash["reason"]) == ("supervisor", "was killed")
+        words = [sys.executable, "-m", "penstock", "events", "--url", second.url]
+        events = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert [line.split("Z ")[1].split(":")[0] for line in events] == [
+            f"cluster penstock-{port} starts",
+            "supervisor was killed",
+            f"cluster penstock-{port} starts",
+        ]
         status, body, _headers = second.chat(text)
         assert status == 200 and body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "their caches are warm"
         until(lambda: all(worker["index"] == "exact" for worker in workers(second)), 20)
     until(lambda: not any(alive(pid) for pid in family), 20)
     assert not list((tmp_path / "state").iterdir()), "nothing is left after a clean end"
+
+
+def counted(cluster: Served) -> int:
+    requests: dict[str, int] = cluster.get("/admin/status")[1]["requests"]
+    return requests["ok"]
 
 
 def workers(cluster: Served) -> list[dict[str, object]]:

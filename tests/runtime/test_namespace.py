@@ -11,10 +11,10 @@ import pytest
 
 from penstock.adapters.connectors.state_file import StateEntry, StateFile
 from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import bind
 from penstock.config.cluster_secret_file import keep_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.listen_address import bind
 from penstock.runtime.supervision import namespace
 from penstock.runtime.supervision.namespace import earlier_secret, take_namespace
 

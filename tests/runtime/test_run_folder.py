@@ -1,6 +1,7 @@
 """The run folder: what it holds, and that a disk that fails stops nothing."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,22 @@ def test_a_really_full_device_is_survived() -> None:
     writer.write({"n": 1})
     writer.flush()
     assert writer.failing is not None
+
+
+def test_a_killed_supervisors_run_goes_on_unless_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(tmp_path, "up", config="name: x\n")
+    before = json.loads((folder.path / "run.json").read_text())
+    resumed = RunFolder.resume(folder.path, "up", config="name: y\n")
+    assert resumed is not None and resumed.path == folder.path
+    after = json.loads((folder.path / "run.json").read_text())
+    assert after["clock_anchor"] == before["clock_anchor"], "records keep their times"
+    assert (folder.path / "config.yaml").read_text() == "name: y\n"
+
+    assert RunFolder.resume(tmp_path / "gone", "up") is None
+    anchor = {**before["clock_anchor"], "monotonic_ns": before["clock_anchor"]["monotonic_ns"] + 10**15}
+    (folder.path / "run.json").write_text(json.dumps({**before, "clock_anchor": anchor}))
+    assert RunFolder.resume(folder.path, "up") is None, "the machine was started again meanwhile"
+    (folder.path / "run.json").write_text(json.dumps(before))
+    for file in folder.path.iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert RunFolder.resume(folder.path, "up") is None, "nobody wrote there for an hour"

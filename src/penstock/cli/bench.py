@@ -6,7 +6,7 @@ import click
 
 from penstock.cli.shared.admin_client import DEFAULT_URL, api_key_option
 from penstock.cli.shared.amount import SECONDS
-from penstock.cli.shared.completion import models
+from penstock.cli.shared.cluster_names import models
 from penstock.cli.shared.output import json_option
 from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, api_key_option, url_option
-from penstock.cli.shared.completion import models
+from penstock.cli.shared.cluster_names import models
 from penstock.cli.shared.output import json_option, print_json, seconds_text
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject

@@ -4,10 +4,11 @@ import click
 from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_names import workers
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.completion import workers
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
+from penstock.kernel.plurals import counted
 from penstock.runtime.cluster_state.desired_state import DrainStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredState, DrainBegun, DrainBody, DrainUndone
 
@@ -70,7 +71,7 @@ def _missing(state: DesiredState, accepted: DrainBegun) -> str | None:
         return None
     if report is None or report.active is None:
         return f"{name} is to be drained"
-    return f"{name} still has {report.active} requests, {report.finished} have finished"
+    return f"{name} still has {counted(report.active, 'request')}; finished: {report.finished}"
 
 
 def _result(accepted: DrainBegun, report: DrainStatus | None) -> str:
@@ -85,5 +86,5 @@ def _result(accepted: DrainBegun, report: DrainStatus | None) -> str:
     text = f"{name} {end} after {report.seconds:.1f} s"
     if report.finished is None:
         return f"{text}."
-    text += f": {report.finished} requests finished"
+    text += f": {counted(report.finished, 'request')} finished"
     return text + (f", {report.cut} were cut off there and go on elsewhere where they can." if report.cut else ".")

@@ -11,8 +11,18 @@ from penstock.cli.explain_scale import decisions_of, scale_text
 from penstock.cli.explain_start import start_text, started
 from penstock.cli.shared.admin_client import AdminClient, path_part
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.output import json_option, seconds_text, show, table
+from penstock.cli.shared.output import (
+    WIDE,
+    fitted_table,
+    json_option,
+    seconds_text,
+    show,
+    terminal_width,
+    wide_option,
+    wrapped,
+)
 from penstock.frontend.admin.request_lists import RequestList
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.report.run import run_reader
 from penstock.router.events import Decision
@@ -48,6 +58,10 @@ CANDIDATE_COLUMNS = {
     "INDEX": "index",
 }
 """Heading -> attribute of a candidate's `Cost`."""
+_LOADS = ("INDEX", "KV BLOCKS", "PREFILL TOKENS", "CACHED TOKENS", "ACTIVE")
+CANDIDATES_SPARE = (*_LOADS, *(part.upper() for part in reversed(COST_PARTS)))
+"""Columns that are left out on a narrow terminal, the first one first, after those that tell no candidates apart."""
+REQUESTS_SPARE = ("MODEL", "SESSION", "CACHED", "PROMPT")
 
 
 @click.command("explain", epilog=EPILOG, short_help="Show why a request went where it went.")
@@ -57,26 +71,34 @@ CANDIDATE_COLUMNS = {
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of a run, live or simulated, instead of a running cluster.",
 )
+@wide_option
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
 @click.option("--program", help="List the newest requests of this program only, whichever of its sub-agents sent them.")
 @cluster_options
 @json_option
 def command(
-    client: AdminClient, request: tuple[str, ...], run: Path | None, limit: int, program: str | None, as_json: bool
+    client: AdminClient,
+    request: tuple[str, ...],
+    run: Path | None,
+    limit: int,
+    program: str | None,
+    as_json: bool,
+    wide: bool,
 ) -> int:
     """Show why REQUEST_ID went where it went; without an id, list the newest requests.
 
     ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
     by ``penstock explain request scale``). ``penstock explain start`` shows where the seconds of starts went.
     """
+    width = WIDE if wide else terminal_width()
     if request == ("scale",):
         decided = decisions_of(run, limit, client)
-        show(as_json, decided, scale_text(decided))
+        show(as_json, decided, wrapped(scale_text(decided), width, hang="    "))
         return 0
     if request[:1] == ("start",) and len(request) <= 2:
         state = client.get("/admin/desired", DesiredState)
         replicas = started(state.pools, request[1] if len(request) == 2 else None)
-        show(as_json, {"replicas": replicas}, start_text(replicas, len(request) == 2))
+        show(as_json, {"replicas": replicas}, wrapped(start_text(replicas, len(request) == 2), width, hang="    "))
         return 0
     words = request[1:] if len(request) == 2 and request[0] == "request" else request
     if len(words) > 1:
@@ -95,13 +117,16 @@ def command(
         answer = msgspec.json.decode(recorded, type=Explanation[Decision])
     else:
         answer = client.get(f"/admin/explain/{path_part(words[0])}", Explanation[Decision])
-    text = requests_text(answer.requests) if isinstance(answer, RequestList) else explain_text(words[0], answer)
+    if isinstance(answer, RequestList):
+        text = requests_text(answer.requests, width)
+    else:
+        text = explain_text(words[0], answer, width)
     show(as_json, answer, text)
     return 0
 
 
-def requests_text(ended: Sequence[RequestEnd]) -> str:
-    """Return the newest ended requests as a table."""
+def requests_text(ended: Sequence[RequestEnd], width: int) -> str:
+    """Return the newest ended requests as a table; an id is never shortened."""
     if not ended:
         return "No request has ended yet. 'penstock chat Hello' sends one."
     rows = [
@@ -117,18 +142,19 @@ def requests_text(ended: Sequence[RequestEnd]) -> str:
         ]
         for each in ended
     ]
-    headings = ["REQUEST", "MODEL", "OUTCOME", "PROMPT TOKENS", "CACHED", "OUTPUT TOKENS", "TTFT", "WORKER"]
+    headings = ["REQUEST", "MODEL", "OUTCOME", "PROMPT", "CACHED", "OUTPUT", "TTFT", "WORKER"]
     if any(each.program or each.session for each in ended):
         headings += ["SESSION", "PROGRAM"]
         rows = [[*row, each.session or "-", each.program or "-"] for row, each in zip(rows, ended, strict=True)]
-    return table(headings, rows)
+    silent = ("MODEL",) if len({each.model for each in ended}) == 1 else ()
+    return fitted_table(headings, rows, width, REQUESTS_SPARE, silent=silent, text="WORKER")
 
 
-def explain_text(request: str, explanation: Explanation[Decision]) -> str:
+def explain_text(request: str, explanation: Explanation[Decision], width: int) -> str:
     """Return a request's end and each of its decisions, with its candidates, as text."""
     ended = explanation.request
-    parts = [f"Request {request} has not ended yet." if ended is None else _ended_text(request, ended)]
-    parts += [_decision_text(decision) for decision in explanation.decisions]
+    head = f"Request {request} has not ended yet." if ended is None else _ended_text(request, ended)
+    parts = [wrapped(head, width), *(_decision_text(decision, width) for decision in explanation.decisions)]
     if not explanation.decisions:
         parts.append("It waits for a worker." if ended is None else "It was never placed on a worker.")
     return "\n\n".join(parts)
@@ -153,7 +179,7 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         f"queued {seconds_text(ended.queued)}",
         f"first token after {seconds_text(_between(ended.arrived, ended.first))}",
         f"ended after {seconds_text(_between(ended.arrived, ended.closed))}",
-        f"{ended.attempts} attempt" + ("" if ended.attempts == 1 else "s"),
+        counted(ended.attempts or 0, "attempt"),
     ]
     lines.append(", ".join(times))
     if ended.session or ended.program:
@@ -170,7 +196,7 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
     return "\n".join(lines)
 
 
-def _decision_text(decision: Decision) -> str:
+def _decision_text(decision: Decision, width: int) -> str:
     candidates = sorted(decision.candidates, key=lambda each: (each.total, str(each.target)))
     stage = "" if decision.stage == "aggregated" else f" ({decision.stage})"
     head = (
@@ -182,9 +208,12 @@ def _decision_text(decision: Decision) -> str:
     if decision.temperature:
         head += f"; drawn at temperature {decision.temperature:g}"
     values_of = attrgetter(*CANDIDATE_COLUMNS.values())
-    rows = [["*" if each.target == decision.chosen else "", str(each.target), *values_of(each)] for each in candidates]
-    lines = [head, table(("", "WORKER", *CANDIDATE_COLUMNS), rows)]
-    lines += [f"  excluded: {excluded.target} {excluded.reason}" for excluded in decision.excluded]
+    rows = [[f"{' *'[each.target == decision.chosen]} {each.target}", *values_of(each)] for each in candidates]
+    columns = dict(zip(CANDIDATE_COLUMNS, zip(*(row[1:] for row in rows), strict=True), strict=True)) if rows else {}
+    same = [heading for heading, values in columns.items() if heading != "COST" and len(set(values)) == 1]
+    spare = (*same, *(heading for heading in CANDIDATES_SPARE if heading not in same))
+    lines = [wrapped(head, width), fitted_table(("  WORKER", *CANDIDATE_COLUMNS), rows, width, spare)]
+    lines += [wrapped(f"  excluded: {each.target} {each.reason}", width, hang="    ") for each in decision.excluded]
     return "\n".join(lines)
 
 

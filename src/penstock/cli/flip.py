@@ -3,8 +3,8 @@
 import click
 
 from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_names import workers
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.completion import workers
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.cluster_status import ClusterStatus

@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "set": ("penstock.cli.set", "Change settings of a running cluster."),
     "status": ("penstock.cli.status", "Show models, workers, queues and findings of a cluster."),
     "top": ("penstock.cli.top", "Watch a cluster live."),
+    "logs": ("penstock.cli.logs", "Show the log of a worker or another process."),
+    "events": ("penstock.cli.events", "Show what happened to a cluster, and who did it."),
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
     "replay": ("penstock.cli.replay", "Feed a run's journal back, also with other settings."),
     "ui": ("penstock.cli.ui", "Look at a run that is over in a browser."),
@@ -51,14 +53,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("penstock.cli.cache", "Look into KV tiers, pin, drop and check blocks."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
+    "completion": ("penstock.cli.completion", "Print the script by which a shell completes commands."),
 }
 """Name -> module with a ``command``, and its line in the help; a test compares the line with the command's own."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "epp", "picker", "forward", "operator"),
-    "Look": ("status", "top", "explain", "ui", "replay", "usage", "audit", "runs"),
+    "Look": ("status", "top", "logs", "events", "explain", "ui", "replay", "usage", "audit", "runs"),
     "Operate": ("scale", "flip", "drain", "restart", "set", "cache", "adapter", "planner"),
     "Ask and measure": ("chat", "bench", "simulate", "study", "tune", "trace"),
-    "Set up": ("profile", "plan", "render", "config", "doctor"),
+    "Set up": ("profile", "plan", "render", "config", "completion", "doctor"),
 }
 """Headings of the help, each with its commands."""
 HIDDEN = {
@@ -130,7 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 (it failed), 2 (config or usage), 130 (Ctrl-C)."""
     try:
         result = cli.main(
-            args=list(arguments) if arguments is not None else None, prog_name="penstock", standalone_mode=False
+            args=list(arguments) if arguments is not None else None,
+            prog_name="penstock",
+            standalone_mode=False,
+            color=False if os.environ.get("NO_COLOR") else None,
         )
         sys.stdout.flush()
     except click.ClickException as error:

@@ -7,11 +7,12 @@ import click
 from msgspec.structs import asdict
 
 from penstock.cli.shared.admin_client import AdminClient
+from penstock.cli.shared.cluster_names import pools as pools_of
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.completion import pools as pools_of
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
-from penstock.kernel.values import Replica
+from penstock.cli.status import replica_text
+from penstock.kernel.plurals import counted
 from penstock.runtime.cluster_state.desired_state import DrainStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredPool, DesiredState, PoolScaled, PoolsScaled, ScaleBody
 
@@ -38,7 +39,8 @@ def command(client: AdminClient, pools: tuple[str, ...], patience: float | None,
     requested = dict(map(_pair, pools))
     state = client.get("/admin/desired", DesiredState).pools
     if not pools:
-        show(as_json, {"pools": state}, "\n".join(map(line_of, state)))
+        text = "\n".join(map(line_of, state)) or "No supervisor reports a pool at present; 'penstock status' says more."
+        show(as_json, {"pools": state}, text)
         return 0
     before = {pool.name: pool for pool in state}
     accepted, _ = client.post("/admin/scale", ScaleBody(requested), PoolsScaled)
@@ -61,7 +63,7 @@ def command(client: AdminClient, pools: tuple[str, ...], patience: float | None,
 
 def line_of(pool: DesiredPool) -> str:
     """Return the state of a pool in one line."""
-    states = [f"{replica.id} is {_state(replica)}" for replica in pool.replicas or () if replica.state != "ready"]
+    states = [f"{replica.id} is {replica_text(replica)}" for replica in pool.replicas or () if replica.state != "ready"]
     text = f"pool {pool.name} of {pool.model}: {pool.serving} of {pool.desired} ready"
     if pool.problem:
         states.append(pool.problem)
@@ -70,17 +72,13 @@ def line_of(pool: DesiredPool) -> str:
 
 def drain_line(report: DrainStatus) -> str:
     """Return the outcome of a drain in one line."""
-    text = f"{report.name} was drained in {report.seconds:.1f} s: {report.finished} requests finished"
+    text = f"{report.name} was drained in {report.seconds:.1f} s: {counted(report.finished or 0, 'request')} finished"
     return text + (f", {report.cut} were cut off there and go on elsewhere where they can" if report.cut else "")
 
 
 def _removed(before: Mapping[str, DesiredPool], after: Mapping[str, DesiredPool]) -> set[str]:
     """Return the replicas of some pools that are no longer there."""
     return {id for name in after for id in before[name].ids} - {id for pool in after.values() for id in pool.ids}
-
-
-def _state(replica: Replica) -> str:
-    return ("asleep" if replica.asleep else replica.state) + (f" ({replica.reason})" if replica.reason else "")
 
 
 def _pair(text: str) -> tuple[str, int]:

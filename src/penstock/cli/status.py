@@ -10,18 +10,34 @@ import click
 from penstock.cli.explain_scale import planner_text
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.output import fitted, json_option, percent, seconds_text, show, table, terminal_width, wrapped
+from penstock.cli.shared.live_screen import watch
+from penstock.cli.shared.output import (
+    WIDE,
+    fitted,
+    fitted_table,
+    json_option,
+    percent,
+    seconds_text,
+    show,
+    table,
+    terminal_width,
+    wide_option,
+    wrapped,
+)
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, WantedAdapter
 from penstock.frontend.program_ledger import ProgramStatus
 from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
+from penstock.kernel.values import Replica
 from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding, WorkerStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredPool
 
 EPILOG = """\b
 Examples:
   penstock status
   penstock status --wide
+  penstock status --watch
   penstock status --json | jq '.workers[] | {id, state, index}'
   penstock status --context dev --namespace llm
   penstock status --url http://127.0.0.1:9000 --admin-key "$KEY"
@@ -29,31 +45,41 @@ Examples:
 
 
 @click.command("status", epilog=EPILOG, short_help="Show models, workers, queues and findings of a cluster.")
-@click.option("--wide", is_flag=True, help="Show every column, however wide the terminal is.")
+@wide_option
+@click.option("--watch", "-w", "watching", is_flag=True, help="Redraw it every second until q or Ctrl-C, as top does.")
 @cluster_options
 @json_option
-def command(client: AdminClient, as_json: bool, wide: bool) -> int:
+def command(client: AdminClient, as_json: bool, wide: bool, watching: bool) -> int:
     """Show models, workers, queues and findings of a running cluster."""
+    if watching:
+        if as_json or wide:
+            raise click.UsageError("--watch goes with neither --json nor --wide")
+        watch(client, 1.0, None, status_screen)
+        return 0
     status = client.get("/admin/status", ClusterStatus)
     show(as_json, status, status_text(status, WIDE if wide else terminal_width()))
     return 0
 
 
-WIDE = 10_000
-"""Columns of a line where everything should be shown."""
 REASONS_MAX = 5
 """Most crashes whose reasons are shown, the newest first."""
+
+
+def status_screen(status: ClusterStatus, rate: float | None, note: str | None) -> str:
+    """Return the status as it is watched: with how many requests end per second, and what is wrong with it."""
+    lines = status_text(status, terminal_width()).split("\n")
+    lines[1] += "" if rate is None else f"; {rate:.1f} requests end per second"
+    return "\n".join([*lines, *([] if note is None else [f"error: {note}"])])
 
 
 def status_text(status: ClusterStatus, width: int) -> str:
     """Return the whole status as text, in lines of ``width`` columns."""
     parts = [_head(status, width)]
     parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
-    headings, rows = fitted(WORKER_HEADINGS, worker_rows(status), width, worker_spare(status))
-    parts.append(table(headings, rows))
-    left_out = [heading for heading in WORKER_HEADINGS if heading not in headings and heading != "ROLE"]
-    if left_out:
-        parts[-1] += "\n" + wrapped(f"'penstock status --wide' shows also: {', '.join(left_out).lower()}.", width)
+    rows = worker_rows(status)
+    parts.append(fitted_table(WORKER_HEADINGS, rows, width, worker_spare(status), silent=("ROLE",), text="STATE"))
+    cut = [row for row in rows if f"{row[STATE_AT]}" not in parts[-1]]
+    parts[-1] += "".join("\n" + wrapped(f"{row[0]}: {row[STATE_AT]}", width) for row in cut)
     if status.names:
         parts.append("\n".join(["Names:", *(wrapped(f"  {line}", width, hang="    ") for line in name_lines(status))]))
     if status.adapters:
@@ -150,9 +176,9 @@ def name_lines(status: ClusterStatus) -> list[str]:
 
 
 def state_text(worker: WorkerStatus) -> str:
-    """Return a worker's state, and in short why it takes no requests; the findings say more of it."""
-    short = (worker.why_not or "").partition(":")[0].partition(",")[0]
-    return worker.state if short in ("", worker.state, f"is {worker.state}") else f"{worker.state} ({short})"
+    """Return a worker's state, and why it takes no requests."""
+    why = worker.why_not
+    return worker.state if why in (None, "", worker.state, f"is {worker.state}") else f"{worker.state} ({why})"
 
 
 def adapter_line(adapter: WantedAdapter) -> str:
@@ -196,6 +222,7 @@ WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
     "URL": lambda worker: worker.url,
 }
 WORKER_HEADINGS = tuple(WORKER_COLUMNS)
+STATE_AT = WORKER_HEADINGS.index("STATE")
 
 
 def worker_spare(status: ClusterStatus) -> tuple[str, ...]:
@@ -216,11 +243,18 @@ def handoff_line(model: ModelStatus, counts: Mapping[str, int]) -> str:
 
 
 def model_rows(status: ClusterStatus) -> list[list[Any]]:
-    """Return one row per model, under `MODEL_HEADINGS`."""
+    """Return one row per model, under `MODEL_HEADINGS`; of those that are desired, so many replicas are ready."""
+    desired: dict[str, list[DesiredPool]] = {}
+    for pool in status.pools:
+        desired.setdefault(pool.model, []).append(pool)
+    ready = {
+        model: f"{sum(each.serving for each in pools)} of {sum(each.desired for each in pools)}"
+        for model, pools in desired.items()
+    }
     return [
         [
             model.name,
-            model.ready,
+            ready.get(model.name, model.ready),
             model.workers,
             model.index,
             model.block_size,
@@ -234,9 +268,21 @@ def model_rows(status: ClusterStatus) -> list[list[Any]]:
 
 
 def worker_rows(status: ClusterStatus) -> list[list[Any]]:
-    """Return one row per worker, under `WORKER_HEADINGS`."""
-    workers = sorted(status.workers, key=lambda worker: worker.id)
-    return [[value_of(worker) for value_of in WORKER_COLUMNS.values()] for worker in workers]
+    """Return one row per worker, under `WORKER_HEADINGS`: also of replicas that are desired and down, or asleep."""
+    rows = {worker.id: [value_of(worker) for value_of in WORKER_COLUMNS.values()] for worker in status.workers}
+    restarts = {crash.name: crash.count for crash in status.crashes}
+    for pool in status.pools:
+        for replica in pool.replicas or ():
+            if replica.id not in rows:
+                known: dict[str, Any] = {"WORKER": replica.id, "ROLE": pool.role, "STATE": replica_text(replica)}
+                known["RESTARTS"] = restarts.get(replica.id, 0)
+                rows[replica.id] = [known.get(heading) for heading in WORKER_HEADINGS]
+    return [rows[name] for name in sorted(rows)]
+
+
+def replica_text(replica: Replica) -> str:
+    """Return the state of a pool's replica, and why it does not serve."""
+    return ("asleep" if replica.asleep else replica.state) + (f" ({replica.reason})" if replica.reason else "")
 
 
 def finding_line(finding: StatusFinding) -> str:

@@ -22,6 +22,8 @@ from penstock.config.settings.parser_names import (
     OWN_PREFIX,
     REASONING_PARSERS,
     TOOL_PARSERS,
+    family_of,
+    flags_of,
     own_reasoning_parser,
     own_tool_parser,
 )
@@ -340,6 +342,11 @@ def _parsers(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
         ("reasoning_parser", pool.reasoning_parser, own_reasoning_parser, REASONING_PARSERS),
     ):
         if name is not None and not known(name) and (not engines_own or name.startswith(OWN_PREFIX)):
+            family = family_of(name)
+            if family is not None:
+                problem = f"Penstock has no parser {name!r}: that of {family} belongs to the engine"
+                yield (*path, field), problem, f"leave {field} out, and {flags_of(family)}"
+                continue
             pairs = ", or a pair of tags such as <a>...</a>" if field == "reasoning_parser" else ""
             yield (*path, field), f"Penstock has no parser {name!r}", f"it has {listed(names)}{pairs}"
 

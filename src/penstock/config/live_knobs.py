@@ -18,6 +18,7 @@ from penstock.kernel.settings import Settings, is_group
 from penstock.router.settings import RouterSettings
 
 AGAIN = "set it in the config and start the cluster again"
+LISTED = "'penstock set' lists what can be changed"
 _REPLICAS = "'penstock scale POOL=N' changes how many there are"
 
 
@@ -49,9 +50,11 @@ def changed(settings: ClusterSettings, overrides: Sequence[str], started: Cluste
             every problem, and nothing may be changed.
     """
     tree = tree_of(settings)
-    problems = put_overrides(tree, ClusterSettings, overrides)
+    problems: list[ConfigProblem] = []
     for override in overrides:
-        problem = _not_live(override.partition("=")[0].strip())
+        name = override.partition("=")[0].strip()
+        problems += put_overrides(tree, ClusterSettings, [override], ValueOrigin("flag", name), unknown=LISTED)
+        problem = _not_live(name)
         if problem is not None:
             problems.append(problem)
     given, wrong = check_tree(ClusterSettings, tree)

@@ -37,9 +37,9 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Nanos
 from penstock.runtime.backends import open_lasting_store
 from penstock.runtime.node.router_node import RouterNode, open_node
+from penstock.runtime.records.change_log import FILE as changes_file
 from penstock.runtime.records.pod_run_folder import run_folder_in_pod
 from penstock.runtime.records.run_folder import Cap, CsvRows, RunFolder
-from penstock.runtime.records.settings_changes import FILE as changes_file
 from penstock.runtime.supervision.frontend_processes import RETIRE
 
 if TYPE_CHECKING:

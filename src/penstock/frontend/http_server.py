@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from penstock.adapters.listen_address import bind
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.app import admin_app, batch_desk, peers_app, public_app, routed_handlers
@@ -20,7 +21,6 @@ from penstock.frontend.http.http1_server import ListenerState
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ConfigError, bind_hint
-from penstock.runtime.listen_address import bind
 from penstock.runtime.records.pod_run_folder import POD_ENV
 
 log = logging.getLogger("penstock.frontend")

@@ -77,7 +77,7 @@ class Service:
     copies: RecordSink = field(default_factory=DiscardingSink)
     """Takes the records of shadows' copies, apart from those of clients' requests."""
     changes: RecordSink = field(default_factory=DiscardingSink)
-    """What operators changed through this process (`penstock.runtime.records.settings_changes`)."""
+    """What operators changed through this process (`penstock.runtime.records.change_log`)."""
     ledger: CounterLedger | None = None
     """Counts of ended processes."""
     run: str = ""

@@ -102,6 +102,10 @@ _WRITTEN = {
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file has the name of one of its folders; {choose}"),
     errno.EROFS: "that file system is read-only; {choose}",
 }
+_READ = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "this user may not read it"),
+    errno.EISDIR: "it is a folder; name a file",
+}
 
 
 def bind_hint(error: OSError, choose: str) -> str:
@@ -115,3 +119,13 @@ def bind_hint(error: OSError, choose: str) -> str:
 def write_hint(error: OSError, choose: str) -> str:
     """Return what to do about a file or folder that can't be written; ``choose`` says how another is named."""
     return _WRITTEN.get(error.errno or 0, "{choose}").format(choose=choose)
+
+
+def read_hint(
+    error: Exception, missing: str = "paths count from the current folder", content: str = "it must be a text in UTF-8"
+) -> str:
+    """Return what to do about a file that can't be read: ``missing`` where none is there, ``content`` of a wrong one.
+
+    An error of the system with another cause, such as that of a disk, speaks for itself: ``missing`` goes with it.
+    """
+    return _READ.get(error.errno or 0, missing) if isinstance(error, OSError) else content

@@ -257,7 +257,7 @@ def columns_of(windows: Sequence[TimeWindow | None]) -> dict[str, list[Any]]:
 def _kv_use(loads: Mapping[str, LoadSample]) -> float | None:
     held = room = 0
     for load in loads.values():
-        if load.blocks is None or not load.kv_blocks:
+        if load.blocks is None or load.kv_blocks is None:
             return None
         held += load.blocks
         room += load.kv_blocks

@@ -94,5 +94,10 @@ async def test_what_is_unknown_or_too_old_is_no_answer(asking: Asking) -> None:
 async def test_a_port_that_another_server_has_is_an_error_of_the_settings(asking: Asking) -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with server:
-        with pytest.raises(ConfigError, match="external_scaler_port"):
+        with pytest.raises(ConfigError, match=r"external_scaler_port.*another server has it"):
             await KedaScaler().start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_a_host_that_cannot_be_resolved_is_no_other_server() -> None:
+    with pytest.raises(ConfigError, match="can't be resolved"):
+        await KedaScaler().start("no-such-host.invalid:9001")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from penstock.adapters.listen_address import listen_hint
 from penstock.adapters.plugins.protobuf_messages import KEDA, handler_of, message, need_grpc
 from penstock.kernel.errors import ConfigError
 
@@ -59,7 +60,7 @@ class KedaScaler:
         except RuntimeError as error:
             raise ConfigError(
                 f"planner.external_scaler_port at {listen} can't be bound: {error}",
-                hint="another server has it; choose one that is free, or 0 for none",
+                hint=listen_hint(listen, "choose one that is free, or 0 for none"),
             ) from error
         await self._server.start()
         return port

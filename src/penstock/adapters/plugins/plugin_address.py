@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from penstock.adapters.listen_address import listen_hint
 from penstock.adapters.plugins.protobuf_messages import need_grpc
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.planner.settings_plugins import MESSAGE_MAX, PluginSettings
 
 
@@ -87,6 +88,7 @@ def bind(server: Any, listen: str, settings: PluginSettings) -> str:
     unix = listen.startswith("unix://")
     if unix:
         Path(listen.removeprefix("unix://")).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    choose = "choose another address"
     before = os.umask(0o177) if unix else None  # only this user has access to the socket file, from its first moment
     try:
         if tls and not unix:
@@ -96,7 +98,8 @@ def bind(server: Any, listen: str, settings: PluginSettings) -> str:
         else:
             port = server.add_insecure_port(address.target)
     except (RuntimeError, OSError) as error:
-        raise ConfigError(f"nobody can listen on {listen}: {error}", hint="choose another address") from error
+        hint = write_hint(error, choose) if isinstance(error, OSError) else listen_hint(address.target, choose)
+        raise ConfigError(f"nobody can listen on {listen}: {error}", hint=hint) from error
     finally:
         if before is not None:
             os.umask(before)

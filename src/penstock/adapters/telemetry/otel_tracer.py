@@ -1,10 +1,12 @@
 """OpenTelemetry tracer: turns requests into OTLP spans; the library is imported only if an endpoint is configured."""
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
 
+Attribute = str | int | float | bool | None
 EXTRA = "pip install 'penstock[otel]'"
 
 
@@ -24,15 +26,16 @@ class OtelSpan:
             context = span.get_span_context()
             self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
-    def set(self, name: str, value: str | int | float | bool | None) -> None:
+    def set(self, name: str, value: Attribute) -> None:
         """Set an attribute; None is left out."""
         if self._span is not None and value is not None:
             self._span.set_attribute(name, value)
 
-    def event(self, name: str) -> None:
-        """Mark a moment, such as the first token."""
+    def event(self, name: str, attributes: Mapping[str, Attribute] | None = None, at: int | None = None) -> None:
+        """Mark a moment, such as the first token; ``at``: nanoseconds since 1970, where it is over."""
         if self._span is not None:
-            self._span.add_event(name)
+            known = {name: value for name, value in (attributes or {}).items() if value is not None}
+            self._span.add_event(name, known, at)
 
     def end(self, error: str | None = None) -> None:
         """End the span, with an error or without one."""

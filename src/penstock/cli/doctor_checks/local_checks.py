@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.adapters.listen_address import bind_error
 from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
@@ -24,7 +25,6 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import bind_hint
 from penstock.kernel.plurals import counted
-from penstock.runtime.listen_address import bind_error
 
 PYTHON_MIN = (3, 11)
 FILES_WARN = 4096

@@ -1,6 +1,7 @@
 """Output of the commands: tables for people, JSON with a stable key order for scripts."""
 
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
@@ -49,7 +50,28 @@ def show(as_json: bool, data: Any, text: str) -> None:
     if as_json:
         print_json(data)
     else:
-        click.echo(text)
+        click.echo(painted(text))
+
+
+_HEADINGS = re.compile(r"[A-Z][A-Z .]*(  +[A-Z][A-Z .]*)+")
+_COLOURS = (
+    (re.compile(r"^( *)(error)(?=:)", re.MULTILINE), "red"),
+    (re.compile(r"^( *)(warning)(?=:)", re.MULTILINE), "yellow"),
+    (re.compile(r"^()(\* .*)$", re.MULTILINE), "green"),
+    (
+        re.compile(r"(  )(failed|starting|draining|asleep|open|rejected)(?= |$)", re.MULTILINE),
+        "yellow",
+    ),
+)
+"""Words at the beginning of a line or a cell, and their colour; a chosen candidate's line is one."""
+
+
+def painted(text: str) -> str:
+    """Return text for people in colours; `click.echo` takes them out where a terminal does not want them."""
+    for words, colour in _COLOURS:
+        text = words.sub(r"\1" + click.style(r"\2", fg=colour), text)
+    lines = (click.style(line, bold=True) if _HEADINGS.fullmatch(line.strip()) else line for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def walled(data: Any) -> Any:
@@ -84,12 +106,13 @@ def terminal_width() -> int:
 
 
 def fitted(
-    headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int, spare: Sequence[str]
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int, spare: Sequence[str], *, text: str | None = None
 ) -> tuple[list[str], list[list[Any]]]:
     """Return headings and rows of a table that is at most ``width`` columns wide, where that is possible.
 
     Args:
-        spare: headings of columns that may be left out, the first one first. Where that is not enough the first
+        spare: headings of columns that may be left out, the first one first.
+        text: heading of a column whose cells may be cut at their ends, where that is not enough. At last the first
             column, which is a name, is shortened in its middle.
     """
     shown = list(headings)
@@ -102,6 +125,11 @@ def fitted(
             del shown[at]
             cells = [row[:at] + row[at + 1 :] for row in cells]
     excess = _width(shown, cells) - width
+    if excess > 0 and cells and text is not None:
+        at = shown.index(text)
+        most = max(NAME_LEAST, max(len(cell(row[at])) for row in cells) - excess)
+        cells = [[*row[:at], _cut(cell(row[at]), most), *row[at + 1 :]] for row in cells]
+        excess = _width(shown, cells) - width
     if excess > 0 and cells:
         longest = max(len(cell(row[0])) for row in cells)
         most = max(NAME_LEAST, longest - excess)
@@ -111,10 +139,33 @@ def fitted(
 
 NAME_LEAST = 12
 """Fewest characters shown of a name, however narrow the terminal is."""
+WIDE = 10_000
+"""Columns of a line where everything should be shown."""
+wide_option = click.option("--wide", is_flag=True, help="Show every column, however wide the terminal is.")
+
+
+def fitted_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    width: int,
+    spare: Sequence[str],
+    *,
+    silent: Sequence[str] = (),
+    text: str | None = None,
+) -> str:
+    """Return a table as `fitted` makes it, with a line that names what it leaves out, but for the ``silent``."""
+    shown, cells = fitted(headings, rows, width, spare, text=text)
+    absent = [heading for heading in headings if heading not in shown and heading not in silent]
+    made = table(shown, cells)
+    return f"{made}\n" + wrapped(f"--wide shows also: {', '.join(absent).lower()}.", width) if absent else made
 
 
 def _width(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
     return max(len(line) for line in table(headings, rows).split("\n"))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def _shortened(text: str, most: int) -> str:
@@ -125,8 +176,11 @@ def _shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, width: int, *, hang: str = "  ") -> str:
-    """Break a sentence into lines; a word longer than a line, such as a path, stays whole."""
-    return textwrap.fill(text, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    """Break each line of a text into lines; a word longer than a line, such as a path, stays whole."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def cell(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, read_hint
 
 BYTES_MAX = 256 * 1024 * 1024
 """Largest file that is read; the profile of a large grid has 1 MB."""
@@ -26,7 +26,8 @@ def npz_arrays(path: str | Path, name: str) -> Mapping[str, Any]:
         with np.load(path, allow_pickle=False) as table:
             return {name: table[name] for name in table.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{name} can't be read: {error}", hint="it must be a NumPy .npz file") from error
+        hint = read_hint(error, content="it must be a NumPy .npz file")
+        raise ConfigError(f"{name} can't be read: {error}", hint=hint) from error
 
 
 def json_object(path: Path, name: str, *, hint: str) -> Mapping[str, Any]:
@@ -58,6 +59,4 @@ def text_of(path: Path, knob: str) -> str:
             raise ConfigError(f"{knob} {path} is larger than {BYTES_MAX} bytes", hint="name the file that is meant")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{knob} {path} can't be read: {error}", hint="paths count from the current folder"
-        ) from error
+        raise ConfigError(f"{knob} {path} can't be read: {error}", hint=read_hint(error)) from error

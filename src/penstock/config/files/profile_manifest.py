@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from penstock.config.files.data_files import npz_arrays
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, read_hint
 from penstock.kernel.values import UNKNOWN_LIMITS, EngineLimits, RequestShape, Slo
 from penstock.planner.performance.benchmark_table import BenchmarkTable
 
@@ -139,9 +139,8 @@ def read_manifest(folder: str | Path) -> ProfileManifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=ProfileManifest)
     except OSError as error:
-        raise ConfigError(
-            f"profile {path} can't be read: {error.strerror}", hint="make it by penstock profile"
-        ) from error
+        hint = read_hint(error, "make it by penstock profile")
+        raise ConfigError(f"profile {path} can't be read: {error.strerror}", hint=hint) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"profile {path}: {error}", hint="make it again by penstock profile") from error
     if manifest.version > VERSION:

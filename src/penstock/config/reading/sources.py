@@ -37,12 +37,18 @@ def put_environment(root: TreeNode, group: type[Settings], env: Mapping[str, str
 
 
 def put_overrides(
-    root: TreeNode, group: type[Settings], overrides: Iterable[str], at: ValueOrigin | None = None
+    root: TreeNode,
+    group: type[Settings],
+    overrides: Iterable[str],
+    at: ValueOrigin | None = None,
+    *,
+    unknown: str | None = None,
 ) -> list[ConfigProblem]:
     """Put ``path=value`` texts, as ``--set`` and the derived flags give them, into the tree; the last one wins.
 
     Args:
         at: where they come from; None is the flag of each.
+        unknown: the hint at a name that resembles no setting; None lists those of its group.
     """
     problems: list[ConfigProblem] = []
     for override in overrides:
@@ -52,7 +58,7 @@ def put_overrides(
             problems.append(ConfigProblem(origin, "", "is no name=value", "write it as --set router.mode=kv"))
             continue
         place = _Place(root, group)
-        problem = _follow_flag(place, name, origin)
+        problem = _follow_flag(place, name, origin, unknown)
         problems.extend(place.put(text, origin) if problem is None else [problem])
     return problems
 
@@ -146,7 +152,7 @@ def _follow_env(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem 
     return None
 
 
-def _follow_flag(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem | None:
+def _follow_flag(place: _Place, name: str, origin: ValueOrigin, unknown: str | None) -> ConfigProblem | None:
     start, rest = place.group, name
     assert start is not None
     while rest:
@@ -167,7 +173,7 @@ def _follow_flag(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem
             way = way_on((*place.path, *(f"{field}.{rest}".split("."))))
             hint = way or did_you_mean(name, candidates, after=f"{dotted(place.path)}.")
             known = f"known: {listed(place.names)}" if place.names else f"{dotted(place.path)} is a single value"
-            return ConfigProblem(origin, "", "is not a setting", hint or known)
+            return ConfigProblem(origin, "", "is not a setting", hint or unknown or known)
         place.field(field)
     return None
 

@@ -198,6 +198,7 @@ def status_of(service: Service) -> StatusFields:
         queue=status.queue,
         requests=status.requests,
         hit_rate=status.hit_rate,
+        pools=status.pools,
         crashes=status.crashes,
         findings=[
             *status.findings,

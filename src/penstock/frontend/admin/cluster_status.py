@@ -9,6 +9,7 @@ from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.latency_bins import Bins
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusCounts, StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.crash_log import CrashStatus
+from penstock.runtime.cluster_state.fleet_api import DesiredPool
 from penstock.runtime.planning.planner_report import PlannerReport
 
 
@@ -98,6 +99,8 @@ class StatusFields(msgspec.Struct, kw_only=True):
     tokenizers: dict[str, TokenizerStatus]
     loop: LoopStatus
     router_faults: int
+    pools: list[DesiredPool] = []
+    """As their supervisors last reported them."""
     names: list[NameStatus] = []
     adapters: list[WantedAdapter] = []
     programs: list[ProgramStatus] = []

@@ -36,7 +36,6 @@ from penstock.runtime.cluster_state.desired_state import (
 )
 from penstock.runtime.cluster_state.fleet_api import (
     TIMEOUT_MAX,
-    DesiredPool,
     DesiredState,
     DrainBegun,
     DrainBody,
@@ -51,7 +50,8 @@ from penstock.runtime.cluster_state.fleet_api import (
     ScaleBody,
 )
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
-from penstock.runtime.records.settings_changes import line_of
+from penstock.runtime.cluster_state.pool_statuses import desired_pools
+from penstock.runtime.records.change_log import change_of
 
 T = TypeVar("T")
 
@@ -102,17 +102,8 @@ async def desired(request: web.Request) -> web.Response:
         restarted = decode_all(RestartStatus, await store.list(RESTARTED), RESTARTED).get("")
     except StoreUnavailable as error:
         raise unavailable(error) from error
-    states = [
-        DesiredPool(
-            **msgspec.structs.asdict(each.pool),
-            name=name,
-            kind=each.kind,
-            revision=each.revision,
-            serving=each.pool.ready,
-        )
-        for name, each in sorted(pools.items())
-    ]
-    return json_response(DesiredState(states, dict(sorted(drains.items())), dict(sorted(reports.items())), restarted))
+    progress = dict(sorted(drains.items())), dict(sorted(reports.items()))
+    return json_response(DesiredState(desired_pools(pools), *progress, restarted))
 
 
 async def scale(request: web.Request) -> web.Response:
@@ -183,7 +174,9 @@ def check_scale(known: dict[str, PoolStatus], name: str, replicas: int) -> None:
 
     Raises:
         ClientError: 404 where there is no such pool, 400 where it can't have so many.
+        OverloadedError: no pool is reported at present.
     """
+    _reported(known)
     status = known.get(name)
     if status is None:
         listed = ", ".join(sorted(known)) or "none"
@@ -208,8 +201,10 @@ async def drainable(store: Store, target: str) -> tuple[str, DrainKind]:
 
     Raises:
         ClientError: 404: it does not exist; 409: it is the only frontend.
+        OverloadedError: no pool is reported at present.
     """
     pools = await pools_of(store)
+    _reported(pools)
     for status in pools.values():
         if target in status.pool.ids:
             return target, "engine" if status.kind == "process" else "server"
@@ -234,6 +229,20 @@ async def drainable(store: Store, target: str) -> tuple[str, DrainKind]:
     return name, "frontend"
 
 
+def _reported(pools: dict[str, PoolStatus]) -> None:
+    """Refuse to judge names while the store has no report of any pool: it was lost or replaced, or nobody supervises.
+
+    Raises:
+        OverloadedError: 503.
+    """
+    if not pools:
+        raise OverloadedError(
+            "the store has no supervisor's report of its pools at present, so which there are is unknown",
+            hint="a supervisor that runs writes it again within a few seconds; 'penstock status' says more",
+            retry_after=1.0,
+        )
+
+
 def check_timeout(timeout: float | None) -> None:
     """Refuse an impossible timeout.
 
@@ -255,7 +264,7 @@ def frontend_name(name: str) -> str:
 
 def note(request: web.Request, key: str, old: object, new: object) -> None:
     """Record a change and the caller that made it."""
-    service_of(request).changes.write(line_of(key, old, new, request[CALLER]))
+    service_of(request).changes.write(change_of(key, old, new, request[CALLER]))
 
 
 async def pools_of(store: Store) -> dict[str, PoolStatus]:

@@ -25,7 +25,7 @@ from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.service import Service, service_of
 from penstock.runtime.cluster_state.current_settings import desire_settings
-from penstock.runtime.records.settings_changes import line_of
+from penstock.runtime.records.change_log import change_of
 
 
 class SetBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ async def set_values(request: web.Request) -> web.Response:
     except StoreUnavailable as error:
         raise unavailable(error) from error
     for change in changes:
-        service.changes.write(line_of(change.key, change.old, change.new, by))
+        service.changes.write(change_of(change.key, change.old, change.new, by))
     done = {change.key: KnobChange(change.old, change.new) for change in changes}
     values = {key: done[key].new if key in done else _now(service, key) for key in {**body.values, **done}}
     return json_response(SettingsSet(done, values))

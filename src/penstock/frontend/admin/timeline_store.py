@@ -9,7 +9,8 @@ from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.time_windows import LoadSample, Timeline, TimeWindow
 from penstock.kernel.values import Slo
-from penstock.router.status_rows import RouterStatus
+from penstock.runtime.cluster_state.pool_statuses import absent
+from penstock.runtime.node.node_status import NodeStatus
 
 log = logging.getLogger("penstock.frontend")
 
@@ -30,7 +31,7 @@ class TimelineStore:
         offset: nanoseconds from the start of the run to the router's time 0.
     """
 
-    def __init__(self, now: Callable[[], Nanos], status: Callable[[], RouterStatus], offset: Nanos) -> None:
+    def __init__(self, now: Callable[[], Nanos], status: Callable[[], NodeStatus], offset: Nanos) -> None:
         self.timeline = Timeline(WIDTH, WINDOWS_MAX)
         self._now = now
         self._status = status
@@ -74,6 +75,8 @@ class TimelineStore:
             )
             for worker in status.workers
         }
+        # A process that is not there holds nothing, and has no room.
+        loads |= {replica.id: LoadSample(0, 0, 0, 0, False) for replica in absent(status.pools, loads)}
         window.take_loads(loads, self.timeline.before(window))
 
     def last_minute(self) -> TimeWindow:

@@ -28,6 +28,7 @@ from penstock.frontend.exchange.upstream_request import (
 from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
+from penstock.frontend.parsers.harmony_text import PASSED_ON, passed_on
 from penstock.frontend.prompt.context_overflow import refusal_body
 from penstock.frontend.prompt.routing_hints import RoutingHints
 from penstock.frontend.prompt.steering_fields import without_places
@@ -357,6 +358,8 @@ class Attempt:
             end = end_of(body)
             if end is None or end.error:
                 return self._failed(failure_of(body))
+            if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):
+                return self._failed(PASSED_ON)
             for reason in end.reasons & self.dialect.gave_up:
                 return self._failed(dropped_by_engine(reason))
             usage = end.usage

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.frontend.exchange import decision_span
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import STOPPED, adapter_ready
@@ -66,6 +67,8 @@ class RequestExchange:
     async def _attempt(self, dispatch: Dispatch) -> bool:
         """Carry out one attempt; False where the router's next effect decides."""
         self._last = dispatch
+        if self.answer.span.sampled:
+            decision_span.placed(self.answer.span, dispatch)
         if self.answer.resolved.adapter is not None and not await self._has_adapter(dispatch):
             return False
         attempt = Attempt(self.answer, dispatch)
@@ -142,7 +145,8 @@ class RequestExchange:
             dialect = dialect_of(dispatch.card.engine)
             headers = engine_headers(job, dialect, dispatch, answer.ticket.id, answer.caller.headers, answer.span)
             answer.context.stages.start(answer.ticket, dispatch, job, answer.resolved.adapter, headers)
-            answer.span.event(dispatch.stage)
+            if answer.span.sampled:
+                decision_span.placed(answer.span, dispatch)
 
     async def _race(self) -> None:
         """Follow the router's effects where it may dispatch to a second worker before the first has answered."""

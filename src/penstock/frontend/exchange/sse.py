@@ -4,6 +4,7 @@ Bytes pass unchanged. Only the events before the first token and those that ment
 the end are decoded; everything after the first token costs a search for a few words per piece.
 """
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.adapters.engines.http.event_stream import (
     split_events,
     stray_text,
 )
+from penstock.frontend.parsers.harmony_text import PASSED_ON, HarmonyWatch
 from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.values import JsonObject
 
@@ -25,6 +27,8 @@ TAIL_MAX = 16 * 1024 * 1024
 """Most bytes of an event whose end has not come yet; a longer one is passed on unread."""
 _WORDS = (b'"finish_reason":"', b'"finish_reason": "', b'"usage":{', b'"usage": {', b'"error"', b"_params", DONE)
 """What marks events to decode. A usage of null, which SGLang sends in every chunk, does not."""
+_LIKE_HARMONY = re.compile(rb'"content": ?"(?:\\[nrt]| )*(?:"|<|\\u003[cC])')
+"""A first text that may become gpt-oss's own, which is looked at more closely."""
 _CHUNK_ENDS = (b"}\n\n", b"}\r\n\r\n")
 
 
@@ -42,6 +46,7 @@ class SseTap:
         "_choices",
         "_finished",
         "_gave_up",
+        "_harmony",
         "_openai",
         "_passes",
         "_strip",
@@ -60,6 +65,7 @@ class SseTap:
         self._gave_up = gave_up
         self._choices = choices
         self._finished: set[int] = set()
+        self._harmony: HarmonyWatch | None = None
         self.started = False
         """Whether output has passed."""
         self.tokens = 0
@@ -149,8 +155,15 @@ class SseTap:
             if not choices:
                 return b"" if self._strip else event
         if _has_output(choices):
-            self.started = True
             self.tokens += 1
+            if not self.started:
+                if self._harmony is None and _LIKE_HARMONY.search(event):
+                    self._harmony = HarmonyWatch()
+                raw = False if self._harmony is None else self._harmony.verdict(choices or ())
+                self.started = raw is False
+                if raw:
+                    self.error = PASSED_ON
+                    return b""
         return event
 
     def _failure(self, event: bytes, chunk: JsonObject) -> EngineFailure | None:

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.listen_address import listen_hint
 from penstock.adapters.plugins.protobuf_messages import need_grpc
 from penstock.frontend.http.api_keys import check_binding
 from penstock.frontend.open_inference.inference_service import InferenceService
@@ -52,9 +53,8 @@ class InferenceListener:
             bind = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
             port = bind(wanted, *(() if credentials is None else (credentials,)))
         except (RuntimeError, OSError) as error:
-            raise ConfigError(
-                f"{wanted} can't be listened on: {error}", hint="frontend.grpc_port=0 takes any free port"
-            ) from error
+            hint = listen_hint(wanted, "frontend.grpc_port=0 takes any free port")
+            raise ConfigError(f"{wanted} can't be listened on: {error}", hint=hint) from error
         await self._server.start()
         self.address = f"{host}:{port}"
         log.info("serving the Open Inference Protocol at %s", self.address)

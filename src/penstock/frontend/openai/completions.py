@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from penstock.adapters.telemetry.otel_tracer import NO_SPAN, OtelSpan
+from penstock.adapters.telemetry.otel_tracer import NO_SPAN
 from penstock.frontend.audit.audited_exchange import AuditedExchange
 from penstock.frontend.batches.collected_exchange import CollectedExchange
+from penstock.frontend.exchange import decision_span
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.spoken_message import SpokenMessage
@@ -303,14 +304,4 @@ def _over(
         reason=None if closed.outcome == "ok" else closed.reason,
     )
     if answer.span.sampled:
-        _end_span(answer.span, closed, target_name)
-
-
-def _end_span(span: OtelSpan, closed: Closed, worker: str | None) -> None:
-    span.set("penstock.request", closed.id)
-    span.set("penstock.worker", worker)
-    span.set("penstock.expected_cached_tokens", closed.expected_cached)
-    span.set("gen_ai.request.model", closed.model)
-    span.set("gen_ai.usage.input_tokens", closed.isl)
-    span.set("gen_ai.usage.output_tokens", closed.osl)
-    span.end(None if closed.outcome == "ok" else closed.reason)
+        decision_span.ended(answer.span, closed, answer.speaker)

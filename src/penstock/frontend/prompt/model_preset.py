@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.config.files.data_files import text_of
 from penstock.config.name_checks import FILE, default_fields
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
 from penstock.frontend.prompt.request_body import Parsed, with_fields
@@ -79,7 +80,11 @@ def template_text(model: str, entry: ModelSettings) -> str | None:
     Raises:
         ConfigError: the file can't be read.
     """
-    return None if entry.chat_template is None else _text(entry.chat_template, f"models.{model}.chat_template")
+    return (
+        None
+        if entry.chat_template is None
+        else text_of(Path(entry.chat_template).expanduser(), f"models.{model}.chat_template")
+    )
 
 
 def _preset(model: str, entry: ModelSettings) -> ModelPreset | None:
@@ -87,16 +92,7 @@ def _preset(model: str, entry: ModelSettings) -> ModelPreset | None:
         return None
     system = entry.system_prompt
     if system is not None and system.startswith(FILE):
-        system = _text(system.removeprefix(FILE), f"models.{model}.system_prompt").strip()
+        system = text_of(Path(system.removeprefix(FILE)).expanduser(), f"models.{model}.system_prompt").strip()
         if not system:
             raise ConfigError(f"models.{model}.system_prompt: the file is empty", hint="leave it out, or write a text")
     return ModelPreset(default_fields(entry.defaults), system, template_text(model, entry))
-
-
-def _text(file: str, knob: str) -> str:
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{knob}: {file} can't be read: {error}", hint="paths count from the current folder"
-        ) from error

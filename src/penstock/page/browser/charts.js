@@ -39,12 +39,12 @@ export const CHARTS = {
   ttft: (history, log) => latency(history, log, "ttft", "Time to first token", "by the time of the token"),
   itl: (history, log) => latency(history, log, "itl", "Inter-token latency", "each answer's mean, by its end"),
   demand: history => windows(history, {title: "Demand", about: "requests per second"}, "rate", [
-    {name: "arrive", values: history.made(read => per(read("arrived"), history.width))},
-    {name: "answered", values: history.made(read => per(read("ok"), history.width))},
-    {name: "failed or rejected", values: history.made(read => read("ok") == null ? null : (ended(read) - read("ok")) / history.width)}]),
+    {name: "arrive", values: history.made((read, passed) => per(read("arrived"), passed))},
+    {name: "answered", values: history.made((read, passed) => per(read("ok"), passed))},
+    {name: "failed or rejected", values: history.made((read, passed) => read("ok") == null ? null : per(ended(read) - read("ok"), passed))}]),
   tokens: history => windows(history, {title: "Tokens", about: "per second"}, "rate", [
-    {name: "prompt, arriving", values: history.made(read => per(read("prompt_tokens"), history.width))},
-    {name: "output, of ended requests", values: history.made(read => per(read("output_tokens"), history.width))}]),
+    {name: "prompt, arriving", values: history.made((read, passed) => per(read("prompt_tokens"), passed))},
+    {name: "output, of ended requests", values: history.made((read, passed) => per(read("output_tokens"), passed))}]),
   load: history => windows(history, {title: "Requests", about: "at one moment of each window"}, "count", [
     {name: "on workers", values: history.columns.running ?? []}, {name: "waiting for one", values: history.columns.queued ?? []}]),
   replicas: history => windows(history, {title: "Replicas", about: "per pool; ready: can take requests", empty: "no worker was seen in this time"}, "count",
@@ -65,7 +65,7 @@ export const WORKER_CHARTS = [
  * @returns {import("./types").KeyFigure[]}
  */
 export function figures(history, place) {
-  const read = name => history.value(name, place);
+  const read = name => history.value(name, place), speed = name => rate(per(read(name), history.passed(place)));
   const limit = name => read(`slo_${name}`) == null ? "no SLO" : `SLO ${seconds(read(`slo_${name}`))}`;
   const sum = part => {
     const found = Object.values(history.pools).map(parts => parts[part]?.[place]).filter(value => value != null);
@@ -75,8 +75,8 @@ export function figures(history, place) {
     [promised(history) ? "in SLO" : "answered in full", percent(inSlo(read)), "of requests that ended"],
     ["TTFT p95", seconds(read("ttft_p95")), limit("ttft")],
     ["ITL p95", seconds(read("itl_p95")), limit("itl")],
-    ["requests arrive", rate(per(read("arrived"), history.width)), `answered ${rate(per(read("ok"), history.width))}`],
-    ["output tokens", rate(per(read("output_tokens"), history.width)), `prompt ${rate(per(read("prompt_tokens"), history.width))}`],
+    ["requests arrive", speed("arrived"), `answered ${speed("ok")}`],
+    ["output tokens", speed("output_tokens"), `prompt ${speed("prompt_tokens")}`],
     ["requests on workers", number(read("running"), 0), `waiting ${number(read("queued"), 0)}`],
     ["replicas ready", number(sum("ready"), 0), `of ${number(sum("there"), 0)}`],
     ["hit rate", percent(hits(read)), `KV in use ${percent(read("kv_use"))}`],

@@ -29,8 +29,16 @@ export function replace(element, list) {
 
 export const NONE = "–";
 
-export const number = (value, digits = 1) => value == null ? NONE : Number(value).toLocaleString("en", {maximumFractionDigits: digits});
-export const percent = value => value == null ? NONE : `${(100 * value).toFixed(1)} %`;
+/** Round as Python writes numbers, and with it the reasons of records: the exact value, and halves to the even digit. */
+function rounded(value, digits) {
+  const whole = 10 ** digits, isHalf = Math.abs(value * 2 ** (digits + 1) % 2) === 1;
+  return isHalf ? 2 * Math.round(value * whole / 2) / whole : Number(value.toFixed(digits));
+}
+
+/** Write a number with `digits` decimals at most, or with so many in any case where it is `fixed`. */
+export const number = (value, digits = 1, fixed = false) => value == null ? NONE
+  : rounded(Number(value), digits).toLocaleString("en", {minimumFractionDigits: fixed ? digits : 0, maximumFractionDigits: digits});
+export const percent = value => value == null ? NONE : `${number(100 * value, 1, true)} %`;
 export const rate = value => value == null ? NONE : `${number(value, value < 10 ? 2 : value < 100 ? 1 : 0)}/s`;
 
 export function seconds(value) {
@@ -59,6 +67,9 @@ export const target = found => Array.isArray(found) ? (found[1] ? `${found[0]}/$
 const column = kind => name => ({name, kind});
 export const quantity = column("number"), text = column("text"), long = column("long");
 
+/** Columns from which on a table is wide: the style makes each of its rows a card where it has not so much room. */
+const WIDE = 7;
+
 /**
  * Make a table of the page's schema; a cell of a live page may be an element as well.
  * @param {import("./types").Table} table
@@ -66,10 +77,10 @@ export const quantity = column("number"), text = column("text"), long = column("
 export function table({caption, head, rows, empty = "nothing"}) {
   if (!rows.length) return h("p", {class: "empty"}, empty);
   const styles = head.map(({kind}) => ({text: "left", long: "left wrap"})[kind] ?? null);
-  return h("table", {}, h("caption", {class: "hidden"}, caption),
+  return h("table", {class: head.length > WIDE && "wide"}, h("caption", {class: "hidden"}, caption),
     h("thead", {}, h("tr", {}, head.map(({name}, i) => h("th", {scope: "col", class: styles[i] && "left"}, name)))),
     h("tbody", {}, rows.map(({cells, id, chosen, more}) => h("tr", {id: id || null, class: chosen ? "chosen" : null}, cells.map((cell, i) =>
-      h("td", {class: styles[i]}, cell, more && i === cells.length - 1 ? h("details", {}, h("summary", {}, more.caption), table(more)) : null))))));
+      h("td", {class: styles[i], "data-name": head[i].name}, cell, more && i === cells.length - 1 ? h("details", {}, h("summary", {}, more.caption), table(more)) : null))))));
 }
 
 /** @param {import("./types").KeyFigure} figure */

@@ -39,24 +39,29 @@ export class History {
   /** From when on windows may still change: what is to be asked for again. */
   get open() { return Math.max(0, (this.first + this.count - 2) * this.width); }
 
-  /** Return which window a moment is in; the last whole one for the end of a live run. */
-  place(moment) {
-    const last = this.count - (this.about.kind === "live" ? 2 : 1);
-    if (moment == null) return Math.max(0, last);
-    return Math.min(Math.max(0, Math.floor(moment / this.width) - this.first), Math.max(0, this.count - 1));
+  /** Seconds of a window that had passed: the last one of a run that is over is shorter. */
+  passed(place) { return Math.min(this.width, this.about.now - (this.first + place) * this.width); }
+
+  /** The last window that is shown. One that is being filled would be a plunge; so would the short rest of a run that is over. */
+  get last() {
+    const end = this.count - 1;
+    return Math.max(0, this.about.kind === "live" || this.passed(end) < this.width / 2 ? end - 1 : end);
   }
 
-  /** The middles of all windows, in seconds of the run. */
-  get middles() { return Array.from({length: this.count}, (_, place) => (this.first + place + 0.5) * this.width); }
+  /** Return which of the shown windows a moment is in; the last one for the end of a live run. */
+  place(moment) { return moment == null ? this.last : Math.min(Math.max(0, Math.floor(moment / this.width) - this.first), this.last); }
+
+  /** The middles of the shown windows, in seconds of the run. */
+  get middles() { return Array.from({length: Math.min(this.count, this.last + 1)}, (_, place) => (this.first + place + 0.5) * this.width); }
 
   value(name, place) { return this.columns[name]?.[place] ?? null; }
 
-  /** Return a column made of others: `make` gets a reader of the columns at one window. */
+  /** Return a column made of others: `make` gets a reader of the columns at one window, and its seconds. */
   made(make) {
     const found = new Array(this.count);
     let place = 0;
     const read = name => this.columns[name]?.[place] ?? null;
-    for (; place < this.count; place++) found[place] = make(read);
+    for (; place < this.count; place++) found[place] = make(read, this.passed(place));
     return found;
   }
 

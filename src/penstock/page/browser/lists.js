@@ -1,10 +1,11 @@
 // Shows what stands below the charts: workers, decisions with their reasons, requests, models; and what opens from them.
 
 import {h, long, NONE, number, percent, quantity, seconds, show, table, target, text, when} from "./dom.js";
+import {facts} from "./words.js";
 
 /** Write a worker's state with a sign, so that it does not hang on its colour. */
 const SIGNS = {good: "●", warn: "▲", bad: "✕"};
-const level = worker => !worker.why_not ? "good" : worker.state === "ready" || worker.state === "draining" ? "warn" : "bad";
+const level = worker => !worker.why_not ? "good" : ["ready", "draining", "starting"].includes(worker.state) ? "warn" : "bad";
 
 export function workerState(worker) {
   const kind = level(worker);
@@ -21,8 +22,8 @@ export function workers(element, list, empty, open) {
     const share = worker.blocks == null || !worker.kv_blocks ? null : Math.min(1, worker.blocks / worker.kv_blocks);
     show(tile, h("b", {}, worker.id), workerState(worker),
       (worker.role ?? "aggregated") === "aggregated" ? null : h("span", {class: "soft"}, worker.role),
-      h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
-      h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
+      worker.requests == null ? null : h("span", {}, `${number(worker.requests, 0)} ${worker.requests === 1 ? "request" : "requests"}`),
+      worker.blocks == null ? null : h("span", {class: "soft"}, `KV ${share == null ? `${number(worker.blocks, 0)} blocks` : percent(share)}`),
       worker.restarts ? h("span", {class: "warn", title: worker.restart_reason}, `restarted ${worker.restarts === 1 ? "once" : `${number(worker.restarts, 0)} times`}`) : null,
       h("meter", {value: share ?? 0, "aria-hidden": "true"}));
     return tile;
@@ -31,6 +32,7 @@ export function workers(element, list, empty, open) {
 }
 
 const cost = decision => decision.candidates?.find(candidate => target(candidate.target) === target(decision.chosen));
+const priced = (cost, digits = 1) => number(cost, digits, true);
 const next = decision => decision.candidates?.filter(candidate => target(candidate.target) !== target(decision.chosen))
   .reduce((best, candidate) => best == null || candidate.total < best ? candidate.total : best, null);
 
@@ -41,7 +43,7 @@ export function decisions(list, zero, explain, empty) {
       const mine = cost(decision), best = next(decision);
       return {cells: [
         when(decision.at / 1e9, zero), opener(decision.request, explain), h("b", {}, target(decision.chosen)),
-        mine ? `${number(mine.total)} ${mine.unit}` : NONE, number(best), ...["prefill", "decode", "queue", "transfer"].map(name => number(mine?.[name])),
+        mine ? `${priced(mine.total)} ${mine.unit}` : NONE, priced(best), ...["prefill", "decode", "queue", "transfer"].map(name => priced(mine?.[name])),
         `${number(decision.isl)} tokens`, number(decision.expected_cached_tokens),
         `${staged(decision)}${decision.mode}: ${decision.reason}${decision.attempt > 1 ? ` (attempt ${decision.attempt})` : ""}`]};
     })});
@@ -64,11 +66,29 @@ export function requests(list, zero, explain) {
       closed.outcome === "ok" ? "" : closed.reason]}))});
 }
 
+/**
+ * Return the workers of a status, and each replica that is not there as a worker that takes no requests.
+ * @param {import("./types").ClusterStatus} status
+ * @returns {any[]}
+ */
+export function everyone(status) {
+  const there = new Set(status.workers.map(worker => worker.id));
+  const away = status.pools.flatMap(({model, replicas}) => (replicas ?? []).filter(one => !there.has(one.id) && !one.asleep && !["ready", "stopping"].includes(one.state))
+    .map(({id, state, reason}) => ({id, model, state, why_not: reason ? `${state}: ${reason}` : state})));
+  return [...status.workers, ...away];
+}
+
+/** Return how many of a model's replicas are ready, of all that it has. */
+const workersOf = (status, {name}) => {
+  const mine = everyone(status).filter(worker => worker.model === name);
+  return `${number(mine.filter(worker => !worker.why_not).length)} of ${number(mine.length)} ready`;
+};
+
 /** @param {import("./types").ClusterStatus} status */
 export function models(status) {
   const head = [text("Model"), text("Ready"), quantity("Workers"), text("Index"), quantity("Block"), text("Tokenizer"), ...["In flight", "Waiting", "Hit rate", "Answered"].map(quantity)];
   return table({caption: "Models", head, empty: "No model is configured.", rows: status.models.map(model => ({cells: [model.name, h("span", {class: model.ready ? "good" : "bad"}, model.ready ? "● yes" : "✕ no"),
-      number(model.workers), model.index, model.block_size == null ? NONE : `${number(model.block_size)} tokens`,
+      workersOf(status, model), model.index, model.block_size == null ? NONE : `${number(model.block_size)} tokens`,
       model.tokenizer ?? h("span", {class: "warn"}, "text blocks"), number(model.inflight), number(status.queue[model.name]?.length ?? 0),
       percent(model.hit_rate), number(model.ok)]}))});
 }
@@ -99,36 +119,13 @@ export function explained(found, zero) {
     decision.flow ? h("p", {class: "soft"}, `${staged(decision)}${decision.flow}`) : null,
     h("div", {class: "panel"}, table({caption: "Candidates", head: candidateHead, empty: "No candidate.", rows: decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
         const chosen = target(one.target) === target(decision.chosen);
-        return {chosen, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${number(one.total, 2)} ${one.unit}`,
-          ...["prefill", "decode", "queue", "transfer", "discount"].map(name => number(one[name], 2)), number(one.overlap_blocks), number(one.overlap_tokens),
+        return {chosen, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${priced(one.total)} ${one.unit}`,
+          ...["prefill", "decode", "queue", "transfer"].map(name => priced(one[name])), priced(one.discount, 2), number(one.overlap_blocks), number(one.overlap_tokens),
           number(one.active_requests), number(one.active_prefill_tokens), number(one.active_blocks), one.index]};
       })})),
     decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(one => `${target(one.target)} ${one.reason}`).join("; ")}`) : null,
   ]);
 }
 
-const NAMES = new Set(["pid", "epoch"]);
-
-/** Write a value by what its name says of its unit. */
-function valued(name, value) {
-  if (Array.isArray(value)) return value.map(part => String(part)).join(", ") || NONE;
-  if (typeof value !== "number" || NAMES.has(name)) return String(value ?? NONE);
-  if (name.endsWith("_per_s")) return `${number(value, 1)}/s`;
-  if (name.endsWith("_ms")) return `${number(value, 2)} ms`;
-  if (name === "block_size") return `${number(value)} tokens`;
-  return name.endsWith("_s") || name === "since" ? seconds(value) : number(value, 3);
-}
-
-const titled = name => name.replaceAll("wall_", "").replace(/_per_s$|_ms$|_s$/, "").replace(/ s$/, " took").replaceAll("_", " ");
-
-/** Return all that is known of a worker, as names and values; what is nested is written after its name. */
-export function card(worker) {
-  const rows = [];
-  const walk = (value, name) => {
-    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-      for (const [part, inner] of Object.entries(value)) walk(inner, name ? `${name} ${part}` : part);
-    } else rows.push([titled(name), valued(name, value)]);
-  };
-  walk(worker, "");
-  return h("dl", {}, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
-}
+/** Return all that is known of a worker, as names and values. */
+export const card = worker => h("dl", {}, facts(worker).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

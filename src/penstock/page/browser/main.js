@@ -7,6 +7,7 @@ import {History} from "./history.js";
 import * as lists from "./lists.js";
 import {Planner} from "./planner.js";
 import {Time} from "./time.js";
+import {COLUMNS, written} from "./words.js";
 
 const PERIOD = 2000, HIDDEN_PERIOD = 10000, LISTED = 12, LISTED_OF_WORKER = 20, ROWS = 30;
 /** Milliseconds between looks at the lists while the moment moves. */
@@ -67,8 +68,8 @@ function showNumbers() {
   const last = history.place(time.moment), first = Math.max(0, last - ROWS + 1), places = [];
   for (let place = last; place >= first; place--) places.push(place);
   const names = Object.keys(history.columns);
-  show($("numbers-table"), table({caption: `Windows of ${history.width} s`, head: [text("Window from"), ...names.map(quantity)], empty: "No window.",
-    rows: places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => number(history.value(name, place), 4))]}))}));
+  show($("numbers-table"), table({caption: `Windows of ${history.width} s`, head: [text("Window from"), ...names.map(name => quantity(COLUMNS[name]?.[0] ?? name))], empty: "No window.",
+    rows: places.map(place => ({cells: [when((history.first + place) * history.width, history.about.zero), ...names.map(name => written(COLUMNS[name], history.value(name, place)))]}))}));
 }
 
 function download() {
@@ -120,12 +121,13 @@ async function showLists() {
 function showWorkers(moment, loads) {
   let list, empty = "No worker has joined, so no request can be answered yet.";
   if (moment == null) {
-    list = (status?.workers ?? []).map(worker => ({...worker, requests: worker.active_requests, blocks: worker.active_blocks}));
+    list = (status ? lists.everyone(status) : []).map(worker => ({...worker, requests: worker.active_requests, blocks: worker.active_blocks}));
   } else {
     list = Object.entries(loads.workers ?? {}).map(([id, load]) => ({id, ...load, state: load.ready ? "ready" : "not ready", why_not: load.ready ? null : "not ready"}));
     empty = loads.workers == null ? "Nobody looked at the workers at this moment." : "There was no worker.";
   }
-  $("workers-when").textContent = moment == null ? `${list.length}; one click opens a worker` : `at ${when(loads.at, history.about.zero)}`;
+  const ready = `${number(list.filter(worker => !worker.why_not).length)} of ${number(list.length)} ready`;
+  $("workers-when").textContent = `${ready}${moment == null ? "" : ` at ${when(loads.at, history.about.zero)}`}; one click opens a worker`;
   list.sort((a, b) => a.id.localeCompare(b.id, "en", {numeric: true}));
   lists.workers($("workers"), list, empty, openWorker);
 }
@@ -147,7 +149,7 @@ async function showWorker() {
   const [told, found] = await Promise.all([get(`admin/timeline/workers/${encodeURIComponent(id)}`),
     get(`admin/decisions?limit=${LISTED_OF_WORKER}&worker=${encodeURIComponent(id)}${before}`)]);
   if (opened !== id) return;
-  const mine = status?.workers.find(worker => worker.id === id) ?? told.card ?? {id};
+  const mine = (status ? lists.everyone(status) : []).find(worker => worker.id === id) ?? told.card ?? {id};
   const column = name => Array.from({length: history.count}, (_, place) => told.columns[name][history.first + place - told.first] ?? null);
   const share = (held, room) => held.map((value, place) => value == null || !room[place] ? null : value / room[place]);
   workerColumns = {requests: column("requests"), prefill: column("prefill_tokens"), kv: share(column("blocks"), column("kv_blocks"))};

@@ -60,6 +60,7 @@ export type ClusterStatus = {
   tokenizers: {[name: string]: TokenizerStatus};
   loop: LoopStatus;
   router_faults: number;
+  pools?: DesiredPool[];
   names?: NameStatus[];
   adapters?: WantedAdapter[];
   programs?: ProgramStatus[];
@@ -91,7 +92,7 @@ export type Cost = {
 
 export type CrashStatus = {
   name: string;
-  kind: "engine" | "frontend" | "planner" | "server" | "tiers";
+  kind: "engine" | "frontend" | "planner" | "server" | "supervisor" | "tiers";
   count: number;
   reason: string;
   at: number;
@@ -121,6 +122,22 @@ export type Decision = {
 
 export type DecisionList_Decision_ = {
   decisions: Decision[];
+};
+
+export type DesiredPool = {
+  model: string;
+  role?: "aggregated" | "decode" | "encode" | "prefill";
+  variant?: string;
+  gpus?: number;
+  desired: number;
+  acknowledged?: boolean;
+  limit?: number | null;
+  problem?: string | null;
+  replicas?: Replica[] | null;
+  name: string;
+  kind: "process" | "urls";
+  revision: string | null;
+  ready: number;
 };
 
 export type EndedLeg = {
@@ -344,6 +361,18 @@ export type RecordedWorker = {
   last_seen_s: number | null;
 };
 
+export type Replica = {
+  id: string;
+  state: "draining" | "failed" | "ready" | "starting" | "stopping";
+  reason?: string | null;
+  pid?: number | null;
+  gpus?: number[];
+  role?: "aggregated" | "decode" | "encode" | "prefill" | null;
+  start?: StartRecord | null;
+  asleep?: boolean;
+  host_memory?: number | null;
+};
+
 export type RequestEnd = {
   id: string;
   model: string;
@@ -417,6 +446,12 @@ export type ShadowStatus = {
   skipped?: number;
   seconds?: number | null;
   answered_seconds?: number | null;
+};
+
+export type StartRecord = {
+  seconds: number;
+  phases: {[name: string]: number | null};
+  woken?: boolean;
 };
 
 export type StatusCounts = {

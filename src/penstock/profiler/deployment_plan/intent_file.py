@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.config.reading.units import UnreadableNumber, parse_number
 from penstock.engine.timing.gpus import GPUS
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, read_hint
 from penstock.kernel.settings import Unit
 from penstock.kernel.values import Slo
 from penstock.profiler.deployment_plan.plan_request import PlannedEngine, PlanRequest, profiles_by_key
@@ -170,7 +170,8 @@ def read_intent(path: Path) -> Intent:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} can't be read: {error}", hint="it must be a YAML file") from error
+        hint = read_hint(error, content="it must be a YAML file")
+        raise ConfigError(f"{path} can't be read: {error}", hint=hint) from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} is no mapping", hint="begin it with 'model: NAME'")
     if "kind" in data or "apiVersion" in data:

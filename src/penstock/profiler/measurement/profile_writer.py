@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.config.files.profile_folder import DECODE_JSON, DECODE_NPZ, KV_KEY, PREFILL_JSON, PREFILL_NPZ
 from penstock.config.files.profile_manifest import MANIFEST, POINTS, ProfileManifest, ProfilePoint
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.report.csv_file import write_csv
 
 Column = npt.NDArray[np.generic]
@@ -36,7 +36,8 @@ def write_profile(folder: Path, manifest: ProfileManifest, points: Sequence[Prof
         fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
         fresh.replace(folder / MANIFEST)
     except OSError as error:
-        raise ConfigError(f"profile {folder} can't be written: {error.strerror}", hint="give another --out") from error
+        hint = write_hint(error, "give another --out")
+        raise ConfigError(f"profile {folder} can't be written: {error.strerror}", hint=hint) from error
 
 
 def prefill_table(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> Mapping[str, Column]:

@@ -13,7 +13,7 @@ from penstock.config.live_knobs import differences
 from penstock.config.reading.load import load, resolved_yaml
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, write_hint
 from penstock.page.page_file import write_page
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
 from penstock.profiler.tuning.tuning_report import TunedSettings, TuningOutcome, as_json, print_tables, tuning_page
@@ -247,7 +247,8 @@ def _write(options: TuneOptions, outcome: TuningOutcome, proposed: ClusterSettin
         (options.out / "tuned.yaml").write_text(resolved_yaml(proposed))
         (options.out / "tuning.json").write_text(as_json(outcome))
     except OSError as error:
-        raise ConfigError(f"{options.out} can't be written: {error.strerror}", hint="name another --out") from error
+        hint = write_hint(error, "name another --out")
+        raise ConfigError(f"{options.out} can't be written: {error.strerror}", hint=hint) from error
     write_csv(
         options.out / "trials.csv",
         ["holdout", "share", "attainment", "gpu_hours", "strain", *outcome.axes],

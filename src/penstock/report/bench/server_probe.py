@@ -22,7 +22,9 @@ async def ask(http: aiohttp.ClientSession, options: BenchOptions) -> tuple[str, 
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     answer = await _get(http, f"{options.base}/v1/models", headers)
     if isinstance(answer, str):
-        raise EngineError(f"{options.base}/v1/models: {answer}", hint="is the server up, and is the URL right?")
+        refused = answer.startswith(("HTTP 401", "HTTP 403"))
+        hint = "give the right key with --api-key" if refused else "is the server up, and is the URL right?"
+        raise EngineError(f"{options.base}/v1/models: {answer}", hint=hint)
     names = [entry["id"] for entry in answer.get("data", []) if isinstance(entry, dict) and "id" in entry]
     model = options.model
     if model is None:

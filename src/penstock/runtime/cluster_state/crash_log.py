@@ -25,7 +25,7 @@ CRASHED = "crashed/"
 RECENT = 3600.0
 """Seconds after which a crash is not a finding any more; its count and reason stay in the status."""
 
-Kind = Literal["engine", "server", "frontend", "planner", "tiers"]
+Kind = Literal["engine", "server", "frontend", "planner", "tiers", "supervisor"]
 """A server is an engine that another party runs: it came back, and this supervisor did not start it."""
 
 
@@ -57,6 +57,8 @@ class CrashBook:
 
     def __init__(self, store: Store, ttl: float) -> None:
         self.crashes: dict[str, Crash] = {}
+        self.noted: Callable[[Crash], None] = lambda crash: None
+        """Called with each crash."""
         self._store = store
         self._ttl = ttl
         self._unsaid: set[str] = set()
@@ -67,6 +69,7 @@ class CrashBook:
         before = self.crashes.get(name)
         count = 1 if before is None else before.count + 1
         self.crashes[name] = Crash(name=name, kind=kind, count=count, reason=reason, at=time.time())
+        self.noted(self.crashes[name])
         self._unsaid.add(name)
         self._added.set()
 
@@ -129,7 +132,8 @@ class Crashes:
             again = "" if crash.count == 1 else f", for the {ordinal(crash.count)} time"
             after = "it is asked again until it answers" if crash.kind == "server" else "it was started again"
             text = f"{crash.name} {crash.reason} at {when}{again}; {after}"
-            place = "the server's own log" if crash.kind == "server" else f"logs/{crash.name}.log in the run folder"
+            places = {"server": "the server's own log", "supervisor": "the system's log"}
+            place = places.get(crash.kind, f"logs/{crash.name}.log in the run folder")
             findings.append(StatusFinding("warning", text, f"see {place}"))
         return findings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.blocks.block_key import BlockKey
-from penstock.kernel.errors import ConfigError
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.block_carrier import SlabStore
 from penstock.runtime.kv_tiers.tier_contents import RecordPlace, TierContents
@@ -112,7 +112,7 @@ class PeerTiers:
         except OSError as error:
             raise ConfigError(
                 f"peers can't be listened to at {self._listen[0]}:{self._listen[1]}: {error.strerror or error}",
-                hint="choose a free port with --peer-listen",
+                hint=bind_hint(error, "choose one with --peer-listen"),
             ) from error
         if self._folder is not None:
             draft = self._folder / f"{self._me.name}.draft"

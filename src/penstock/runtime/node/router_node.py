@@ -34,6 +34,7 @@ from penstock.runtime.cluster_state.drain_progress import DrainProgress
 from penstock.runtime.cluster_state.membership import Membership
 from penstock.runtime.cluster_state.membership_ack import MembershipAck
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
+from penstock.runtime.cluster_state.pool_statuses import PoolStatuses, desired_pools
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
@@ -95,6 +96,7 @@ class RouterNode:
         self.observers = WorkerObservers(settings, self.live, self.router, self.name)
         self.adapters = AdapterLoads(self.live, self.router, AdapterRegistry(settings))
         self.crashes = Crashes(store)
+        self.pool_statuses = PoolStatuses(store)
         self.planned = PlannerStatus(store, lambda: self.settings.planner.enabled)
         self.loop_monitor = LoopMonitor()
         self.peers: PlacementSync | None = None
@@ -158,6 +160,7 @@ class RouterNode:
         others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
         return NodeStatus(
             **msgspec.structs.asdict(status),
+            pools=desired_pools(self.pool_statuses.known),
             crashes=self.crashes.status(),
             frontends=sorted([self.name, *others]),
             planner=self.planned.report,
@@ -183,6 +186,7 @@ class RouterNode:
         self._tasks.spawn(self.observers.run(), "observers")
         self._tasks.spawn(self.planned.run(), "planned")
         self._tasks.spawn(self.crashes.run(), "crashes")
+        self._tasks.spawn(self.pool_statuses.run(), "pools")
         self._tasks.spawn(self.adapters.registry.run(self.store), "adapters")
         self._tasks.spawn(self.adapters.run(self._leads), "adapter-workers")
 

@@ -32,6 +32,14 @@ from penstock.runtime.records.segments import SEGMENTS, rotate
 
 log = logging.getLogger("penstock.run_folder")
 SCHEMA = 2
+RESUMED_MAX = 3600.0
+"""Seconds without a sign of life after which a killed supervisor's run is over: who comes back later begins another."""
+CLOCK_STEP_MAX = 60 * 10**9
+"""Nanoseconds that the wall clock may have been set by; a boot moves the monotonic clock by far more."""
+
+
+def _clock() -> dict[str, int]:
+    return {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
 
 class RunFolder:
@@ -52,34 +60,51 @@ class RunFolder:
             ConfigError: the folder can't be written.
         """
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{command}-{secrets.token_hex(3)}"
-        path = Path(root).resolve() / name
+        return cls(Path(root).resolve() / name)._begin(command, config, seed, _clock())
+
+    @classmethod
+    def resume(cls, path: Path, command: str, *, config: str = "") -> "RunFolder | None":
+        """Go on with the run of a supervisor that was killed, in the same folder; records keep their times.
+
+        Returns: None where that run is no longer there, of before a boot of this machine, or older than `RESUMED_MAX`.
+        Raises:
+            ConfigError: the folder can't be written.
+        """
         try:
-            (path / "logs").mkdir(parents=True)
-            anchor = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-            (path / "run.json").write_text(
-                json.dumps(
-                    {
-                        "schema": SCHEMA,
-                        "command": command,
-                        "argv": [Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])],
-                        "penstock": penstock.__version__,
-                        "python": platform.python_version(),
-                        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
-                        "seed": seed,
-                        "pid": os.getpid(),
-                        "clock_anchor": anchor,
-                    },
-                    indent=2,
-                )
-                + "\n"
-            )
+            run = json.loads((path / "run.json").read_bytes())
+            anchor, age = run["clock_anchor"], time.time() - max(each.stat().st_mtime for each in path.iterdir())
+            boot = anchor["wall_ns"] - anchor["monotonic_ns"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        now = _clock()
+        if age > RESUMED_MAX or abs(now["wall_ns"] - now["monotonic_ns"] - boot) > CLOCK_STEP_MAX:
+            return None
+        return cls(path)._begin(command, config, 0, anchor)
+
+    def _begin(self, command: str, config: str, seed: int, anchor: dict[str, int]) -> "RunFolder":
+        path = self.path
+        described = {
+            "schema": SCHEMA,
+            "command": command,
+            "argv": [Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])],
+            "penstock": penstock.__version__,
+            "python": platform.python_version(),
+            "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+            "seed": seed,
+            "pid": os.getpid(),
+            "owned_ns": time.time_ns(),
+            "clock_anchor": anchor,
+        }
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+            (path / "run.json").write_text(json.dumps(described, indent=2) + "\n")
             (path / "config.yaml").write_text(config)
         except OSError as error:
             raise ConfigError(
                 f"the run folder {path} can't be written: {error.strerror}",
                 hint=write_hint(error, "set runs.dir to another folder"),
             ) from error
-        return cls(path)
+        return self
 
     def writer(self, name: str, cap: "Cap | None" = None) -> "LineWriter":
         """Return a buffered writer of JSON lines, such as for ``requests.jsonl``."""

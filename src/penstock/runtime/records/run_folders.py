@@ -81,13 +81,14 @@ def _run(path: Path) -> RunFolderInfo | None:
     try:
         info = json.loads((path / "run.json").read_bytes())
         command, pid, started = str(info["command"]), int(info["pid"]), info["clock_anchor"]["wall_ns"] / 1e9
+        owned = info.get("owned_ns", info["clock_anchor"]["wall_ns"]) / 1e9
     except (OSError, ValueError, KeyError, TypeError):
         return None
     size, written = 0, started
     for status in _files(path):
         size += status.st_size
         written = max(written, status.st_mtime)
-    live = time.time() - written < WRITTEN_LATELY or _alive(pid, started)
+    live = time.time() - written < WRITTEN_LATELY or _alive(pid, owned)
     return RunFolderInfo(path, command, started, written, size, live)
 
 
@@ -101,7 +102,7 @@ def _files(path: Path) -> Iterator[os.stat_result]:
 
 
 def _alive(pid: int, since: float) -> bool:
-    """Return whether the process that made a folder still runs; a later one may have its number."""
+    """Return whether the process that owned a folder then still runs; a later one may have its number."""
     try:
         begun = Path(f"/proc/{pid}").stat().st_mtime
     except OSError:

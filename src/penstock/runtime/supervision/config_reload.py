@@ -11,8 +11,8 @@ from penstock.config.reading.load import Loaded
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
+from penstock.runtime.records.change_log import FILE, change_of
 from penstock.runtime.records.run_folder import RunFolder
-from penstock.runtime.records.settings_changes import FILE, line_of
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -75,7 +75,7 @@ class ConfigReload:
             changes = [change for change in changes if not change.key.startswith("router.cost.")]
         await desire_settings(self._store, changes, BY)
         for change in changes:
-            self._lines.write(line_of(change.key, change.old, change.new, BY))
+            self._lines.write(change_of(change.key, change.old, change.new, BY))
             lines.append(f"{change.key}: {change.old} -> {change.new}")
         await asyncio.to_thread(self._lines.flush)
         return lines or ["the config says what is in use already."]

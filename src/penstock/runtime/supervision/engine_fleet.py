@@ -170,7 +170,7 @@ class EngineFleet:
         """Of pools whose engines have a tier process each."""
         self._weight_sockets: dict[str, str] = {}
         """Model and pool -> where its engines ask for weights."""
-        self._statuses = StatusWriter(store, ttl)
+        self.statuses = StatusWriter(store, ttl)
         self._kubernetes = KubernetesSettings() if kubernetes is None else kubernetes
         self._api: AsyncClient | None = None
         self._pods: list[PodPool] = []
@@ -277,7 +277,7 @@ class EngineFleet:
         for work, name in (
             (self._watch(), "fleet"),
             (self.crashes.run(), "crashes"),
-            (self._statuses.run(), "statuses"),
+            (self.statuses.run(), "statuses"),
             (self._flush(), "fleet journal"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -421,7 +421,7 @@ class EngineFleet:
         self.crashes.add(crash.worker, crash.kind, crash.reason)
 
     def report(self, report: Report) -> None:
-        self._statuses.add(report)
+        self.statuses.add(report)
 
     # --- internals ----------------------------------------------------------------------------------------------------
 

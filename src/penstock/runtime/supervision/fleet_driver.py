@@ -551,9 +551,9 @@ class FleetDriver:
 
     def _crashed(self, effect: events.Crashed) -> None:
         if effect.kind == "engine":
-            log.error("engine %s %s; it is started again in %.1f s", effect.worker, effect.reason, effect.wait)
+            log.info("engine %s %s; it is started again in %.1f s", effect.worker, effect.reason, effect.wait)
         else:
-            log.warning("server %s %s; it is taken out", effect.worker, effect.reason)
+            log.info("server %s %s; it is taken out", effect.worker, effect.reason)
         self._hooks.crashed(effect)
 
     def _report(self, effect: events.DrainReported | events.DrainForgotten | events.RestartReported) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.listen_address import bind
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
 from penstock.fleet.crash_backoff import crash_wait
 from penstock.kernel.errors import ConfigError, PenstockError, bind_hint
 from penstock.runtime.cluster_state.crash_log import CrashBook
-from penstock.runtime.listen_address import bind
 from penstock.runtime.supervision.child_process import ChildProcess
 
 log = logging.getLogger("penstock.supervisor")
@@ -206,7 +206,7 @@ class FrontendProcesses:
             self._crashes.add(f"frontend-{index}", "frontend", ending(status))
             ran = 0.0 if began is None else time.monotonic() - began
             wait = crash_wait(wait, ran, self.settings.supervise.restart_backoff)
-            log.error("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
+            log.info("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
             if wait > HOLD_MAX:
                 self._close(index)
             await asyncio.sleep(wait)

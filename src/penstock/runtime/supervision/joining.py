@@ -81,6 +81,7 @@ async def _join(
         relays=relays,
         kubernetes=settings.discovery.kubernetes,
     )
+    fleet.crashes.noted = lambda crash: say(f"{crash.name} {crash.reason}; it is started again")
     operating: list[asyncio.Task[None]] = []
     status = 0
     try:
@@ -123,7 +124,9 @@ def _run_folder_of(cluster: str) -> Path:
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             folder = Path(json.load(answer)["run"])
     except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"no cluster answers at {cluster}: {error}", hint="penstock up starts one") from error
+        refused = isinstance(error, urllib.error.HTTPError) and error.code in (401, 403)
+        hint = "give the right key with PENSTOCK_ADMIN_KEY" if refused else "penstock up starts one"
+        raise ConfigError(f"no cluster answers at {cluster}: {error}", hint=hint) from error
     if not (folder / "discovery").is_dir():
         raise ConfigError(
             f"the cluster at {cluster} keeps its membership in {folder}, which is not on this machine",

@@ -18,10 +18,10 @@ from penstock.adapters.connectors.state_file import (
     safe,
     state_folder,
 )
+from penstock.adapters.listen_address import bind_error
 from penstock.config.cluster_secret_file import stored_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError, bind_hint
-from penstock.runtime.listen_address import bind_error
 
 log = logging.getLogger("penstock.supervisor")
 

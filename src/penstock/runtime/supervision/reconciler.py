@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -40,13 +41,23 @@ class Reconciler:
     Args:
         ttl: seconds after which the reports go when this process dies.
         frontends: processes that can be drained, where this supervisor runs them.
+        noted: called with what is desired now: its key, the former and the new value, and who desires it.
     """
 
-    def __init__(self, store: Store, fleet: EngineFleet, *, ttl: float, frontends: Frontends | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        fleet: EngineFleet,
+        *,
+        ttl: float,
+        frontends: Frontends | None = None,
+        noted: Callable[[str, object, object, str], None] = lambda key, old, new, by: None,
+    ) -> None:
         self._store = store
         self._fleet = fleet
         self._frontends = frontends
         self._ttl = ttl
+        self._noted = noted
         self._specs: dict[str, PoolSpec] = {}
         self._drains: dict[str, DrainSpec] = {}
         self._roles: dict[str, RoleSpec] = {}
@@ -79,6 +90,7 @@ class Reconciler:
             if spec is None or not self._scales(pool) or self._specs.get(pool) == spec:
                 return
             log.info("pool %s should have %d replicas, set by %s", pool, spec.replicas, spec.by or "an operator")
+            self._noted(f"scale {pool}", self._fleet.driver.fleet.state.pools[pool].goal, spec.replicas, spec.by)
             self._specs[pool] = spec
             by_planner = spec.by == PLANNER
             self._post(
@@ -108,6 +120,8 @@ class Reconciler:
             if spec is None or self._drains.get(name) == spec:
                 return
             self._drains[name] = spec
+            if self._has(name):
+                self._noted(f"drain {name}", False, True, spec.by)
             if (index := _index_of(name)) is not None:
                 self._frontend_drained(name, index, spec)
             else:
@@ -115,8 +129,11 @@ class Reconciler:
 
         async def deleted(key: str) -> None:
             name = key.removeprefix(DRAINS)
-            if self._drains.pop(name, None) is None:
+            spec = self._drains.pop(name, None)
+            if spec is None:
                 return
+            if self._has(name):
+                self._noted(f"drain {name}", True, False, spec.by)
             if (index := _index_of(name)) is not None:
                 self._frontend_drained(name, index, None)
             else:
@@ -136,6 +153,9 @@ class Reconciler:
             spec, name = decode(RoleSpec, raw), key.removeprefix(ROLES)
             if spec is None or self._roles.get(name) == spec:
                 return
+            if self._has(name):
+                before = self._roles.get(name)
+                self._noted(f"flip {name}", None if before is None else before.role, spec.role, spec.by)
             self._roles[name] = spec
             self._post(RoleDesired(worker=name, role=spec.role, timeout=spec.timeout))
 
@@ -159,6 +179,7 @@ class Reconciler:
             if spec is None or spec == self._restart:
                 return
             self._restart = spec
+            self._noted("restart", None, spec.revision, spec.by)
             log.info("every engine and every frontend is replaced, requested by %s", spec.by or "an operator")
             assert self._frontends is not None
             frontends = tuple(self._frontends.indices)
@@ -172,6 +193,12 @@ class Reconciler:
     def _post(self, event: Event) -> None:
         self._fleet.post(event)
         self._fleet.changed.set()
+
+    def _has(self, name: str) -> bool:
+        """Return whether a worker or a frontend is one of this supervisor."""
+        return name in self._fleet.driver.fleet.state.lives or (
+            self._frontends is not None and _index_of(name) in self._frontends.indices
+        )
 
     def _scales(self, pool: str) -> bool:
         """Return whether a pool is one of processes of this supervisor."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.fleet import events
@@ -23,11 +24,14 @@ class StatusWriter:
     def __init__(self, store: Store, ttl: float) -> None:
         self._store = store
         self._ttl = ttl
+        self.noted: Callable[[Report], None] = lambda report: None
+        """Called with each report."""
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
 
     def add(self, report: Report) -> None:
         """Write a report, soon."""
         self._reports.put_nowait(report)
+        self.noted(report)
         if isinstance(report, events.DrainReported) and report.cut:
             log.warning(
                 "%s was drained for %.1f s; %d requests still ran there", report.worker, report.seconds, report.cut

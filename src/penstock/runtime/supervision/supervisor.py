@@ -32,6 +32,8 @@ from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTAR
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
+from penstock.runtime.supervision.change_book import ChangeBook
+from penstock.runtime.supervision.config_reload import BY as SIGHUP
 from penstock.runtime.supervision.config_reload import ConfigReload
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
@@ -78,12 +80,16 @@ def run(
         given = settings.cluster_secret or settings.cluster_secret_file
         secret = (None if given else earlier_secret(namespace.state)) or secret_text(settings)
         settings = msgspec.structs.replace(settings, cluster_secret=secret)
+        config, before = resolved_yaml(settings), namespace.state.before
+        resumed = RunFolder.resume(Path(before["run"]), command, config=config) if before else None
         prune(settings.runs, say)
-        folder = RunFolder.create(settings.runs.dir, command, config=resolved_yaml(settings))
+        folder = resumed or RunFolder.create(settings.runs.dir, command, config=config)
+        drop_secret(folder.path)  # that of a killed supervisor, where its run goes on
         keep_secret(folder.path, secret)
         namespace.state.own(folder.path)
         try:
             cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
+            cluster.killed = before.get("pid") if resumed else None
             status = asyncio.run(cluster.run())
         finally:
             drop_secret(folder.path)
@@ -130,11 +136,21 @@ class _Cluster:
         )
         self.frontends = FrontendProcesses(settings, folder.path, self.give_up, self.fleet.crashes)
         self.fleet.frontends = self.frontends
-        self.operator = Reconciler(self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends)
+        self.book = ChangeBook(folder.path, say)
+        self.fleet.crashes.noted = self.book.crashed
+        self.fleet.statuses.noted = self.book.reported
+        self.operator = Reconciler(
+            self.store, self.fleet, ttl=settings.discovery.ttl, frontends=self.frontends, noted=self.book.add
+        )
         self.tuning = CurrentSettings(self.store, settings, self.tuned)
         self.rereading = ConfigReload(self.store, self.tuning, loaded, reload, folder.path, say)
         self.planner = planner_child(settings, folder.path, self.fleet.crashes)
         self.failed: str | None = None
+        self.namespace = namespace.state.namespace
+        self.killed: int | None = None
+        """Process id of the supervisor whose run goes on here, since it was killed."""
+        self.earlier: frozenset[str] = frozenset()
+        """Frontends of a killed supervisor, which are still in the store."""
         self.wanted: dict[str, int] = {}
         """Workers that each model starts with."""
 
@@ -142,6 +158,9 @@ class _Cluster:
         """Use these settings from now on."""
         self.settings = self.frontends.settings = settings
         self.fleet.use(settings.supervise)
+        for change in changes:
+            if by != SIGHUP:  # which has said so itself
+                self.book.add(change.key, change.old, change.new, by)
 
     def give_up(self, reason: str) -> None:
         """End the cluster, since a part of it could not even start."""
@@ -154,6 +173,13 @@ class _Cluster:
         operating: list[asyncio.Task[None]] = []
         try:
             await take_over(self.store, self.settings, str(self.folder.path))
+            self.earlier = frozenset(await self.store.list(FRONTENDS))
+            if self.killed is not None:
+                self.say(
+                    f"The run {self.folder.path} goes on: its supervisor (process {self.killed}) was killed. "
+                    "Its records and counts are kept."
+                )
+                self.fleet.crashes.add("supervisor", "supervisor", "was killed")
             await self.fleet.open()
             for model, entry in self.settings.models.items():
                 prefix = pool_prefix(model, len(self.settings.models))
@@ -162,7 +188,8 @@ class _Cluster:
                     for name, pool in entry.pools.items()
                 )
             workers = sum(self.wanted.values())
-            self.say(f"Starting {workers} engine{'s' if workers != 1 else ''} and the frontend ...")
+            self.say(f"Starting {counted(workers, 'engine')} and the frontend ...")
+            self.book.add(f"start {self.namespace}", None, f"{counted(workers, 'engine')}, run {self.folder.path.name}")
             await self.fleet.start()
             await self.frontends.start()
             operating = [
@@ -205,10 +232,11 @@ class _Cluster:
         serving = Counter(state.pools[life.pool].configured.model for life in state.lives.values() if life.served)
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            entries = (await self.store.list(FRONTENDS)).values()
-            # A killed predecessor may still have its keys in a shared store.
-            ours = [msgspec.json.decode(raw, type=FrontendCard) for raw in entries]
-            cards = [card for card in ours if card.run == str(self.folder.path)]
+            entries = await self.store.list(FRONTENDS)
+            new = [
+                msgspec.json.decode(raw, type=FrontendCard) for key, raw in entries.items() if key not in self.earlier
+            ]
+            cards = [card for card in new if card.run == str(self.folder.path)]
             if len(cards) >= self.settings.frontend.processes:
                 card = cards[0]
                 await asyncio.to_thread(_wait_for_workers, card.url, serving, end)
@@ -220,6 +248,7 @@ class _Cluster:
 
     async def _stop(self) -> None:
         """Drain from the front: frontends finish their streams, then the engines end."""
+        self.book.add(f"stop {self.namespace}", None, self.failed)
         self.stopping.set()
         await self.planner.stop()
         await self.frontends.stop(self.hurry, lambda: self.say("Stopping at once; running requests are cut off."))
@@ -302,16 +331,17 @@ async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
         ConfigError: there is another supervisor, and it stays.
         StoreUnavailable: the store can't be reached.
     """
-    ttl = settings.discovery.ttl
+    ttl, mine = settings.discovery.ttl, f"{socket.gethostname()} {run}".encode()
     end = time.monotonic() + ttl + PATIENCE
-    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) is not None:
+    # Of our own run it is that of a killed supervisor, whose namespace we have taken.
+    while (there := (await store.list(SUPERVISOR)).get(SUPERVISOR)) not in (None, mine):
         if time.monotonic() > end:
             raise ConfigError(
-                f"cluster {settings.name!r} has a supervisor already: {there.decode(errors='replace')}",
+                f"cluster {settings.name!r} has a supervisor already: {(there or b'').decode(errors='replace')}",
                 hint="penstock join adds engines to it; another cluster takes another name",
             )
         await asyncio.sleep(0.2)  # the key of a killed supervisor goes when its ttl is over
-    await store.put(SUPERVISOR, f"{socket.gethostname()} {run}".encode(), ttl=ttl)
+    await store.put(SUPERVISOR, mine, ttl=ttl)
     for prefix in SPECS:
         for key in await store.list(prefix):
             await store.delete(key)

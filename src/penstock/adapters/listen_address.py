@@ -1,8 +1,10 @@
-"""Listen address: binds sockets to a host and port, and checks whether an address is free."""
+"""Listen address: binds sockets to a host and port, and says why one can't be bound."""
 
 import errno
 import os
 import socket
+
+from penstock.kernel.errors import bind_hint
 
 
 def bind_error(host: str, port: int) -> OSError | None:
@@ -15,6 +17,13 @@ def bind_error(host: str, port: int) -> OSError | None:
         except OSError as error:
             return error
     return None
+
+
+def listen_hint(listen: str, choose: str) -> str:
+    """Return what to do about HOST:PORT that gRPC could not bind, since its own errors do not name a cause."""
+    host, _, port = listen.rpartition(":")
+    error = bind_error(host.strip("[]"), int(port) if port.isdigit() else 0)
+    return choose if error is None else bind_hint(error, choose)
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:

@@ -1,0 +1,74 @@
+"""Decisions on a request's span: where it went and why, as OpenTelemetry attributes, with an event for each attempt."""
+
+import time
+from collections.abc import Mapping
+
+from penstock.adapters.telemetry.otel_tracer import Attribute, OtelSpan
+from penstock.router.events import Closed, Decision, Dispatch
+from penstock.router.requests.stage_graph import FINAL
+from penstock.router.selection.cost_table import second_of
+
+
+def placed(span: OtelSpan, dispatch: Dispatch) -> None:
+    """Note an attempt, and its decision as the span's own until another one follows."""
+    attributes = _attributes(dispatch.decision)
+    stage = {"penstock.attempt": dispatch.attempt, "penstock.stage": dispatch.stage}
+    span.event("attempt" if dispatch.stage in FINAL else dispatch.stage, {**stage, **attributes})
+    _set(span, attributes)
+
+
+def ended(span: OtelSpan, closed: Closed, speaker: Dispatch | None) -> None:
+    """End the span of a request; ``speaker``: the attempt that answered it, whose decision is the span's in the end."""
+    now = time.time_ns()
+    for leg in closed.legs:
+        if leg.failure is not None:
+            failed = {"penstock.worker": str(leg.target), "penstock.stage": leg.role, "penstock.failure": leg.failure}
+            span.event("attempt_failed", failed, now - (closed.closed - (leg.last or closed.closed)))
+    if speaker is not None:  # of two that raced the last one placed may have lost
+        _set(span, _attributes(speaker.decision))
+    _set(
+        span,
+        {
+            "penstock.request": closed.id,
+            "penstock.outcome": closed.outcome,
+            "penstock.attempts": closed.attempts,
+            "penstock.migrations": closed.migrations,
+            "penstock.queued": closed.queued,
+            "penstock.expected_cached_tokens": closed.expected_cached,
+            "penstock.cached_tokens": closed.cached,
+            "gen_ai.request.model": closed.model,
+            "gen_ai.usage.input_tokens": closed.isl,
+            "gen_ai.usage.output_tokens": closed.osl,
+        },
+    )
+    span.end(None if closed.outcome == "ok" else closed.reason)
+
+
+def _set(span: OtelSpan, attributes: Mapping[str, Attribute]) -> None:
+    for name, value in attributes.items():
+        span.set(name, value)
+
+
+def _attributes(decision: Decision) -> dict[str, Attribute]:
+    """Return a decision's reason, and what its worker and the next best one would have cost."""
+    costs = decision.candidates
+    place = next((place for place, cost in enumerate(costs) if cost.target == decision.chosen), None)
+    attributes: dict[str, Attribute] = {
+        "penstock.worker": str(decision.chosen),
+        "penstock.decision.reason": decision.reason,
+        "penstock.decision.mode": decision.mode,
+        "penstock.decision.candidates": len(costs),
+        "penstock.decision.excluded": len(decision.excluded),
+    }
+    if place is not None:
+        mine = costs[place]
+        attributes |= {
+            "penstock.decision.cost": mine.total,
+            "penstock.decision.cost_unit": mine.unit,
+            "penstock.decision.overlap_blocks": mine.overlap_blocks,
+            "penstock.decision.overlap_tokens": mine.overlap_tokens,
+        }
+        if len(costs) > 1:
+            target, total = second_of(costs, place)
+            attributes |= {"penstock.decision.runner_up": str(target), "penstock.decision.runner_up_cost": total}
+    return attributes

@@ -1,0 +1,73 @@
+"""Change log of a run: what operators, the planner and the supervisor did, a line of ``changes.jsonl`` for each.
+
+Frontends write what operators request through them; the supervisor writes the rest.
+"""
+
+import time
+from typing import Any
+
+import msgspec
+
+FILE = "changes.jsonl"
+SUPERVISOR = "supervisor"
+"""``by`` of what the supervisor did, or met."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One line.
+
+    Args:
+        time: UTC, as ISO 8601 has it.
+        key: a knob, or what was done to what, such as ``scale main``.
+        old, new: before and after, as plain data.
+        by: name of the admin key, ``local`` for a caller of this machine without one, ``SIGHUP``, ``planner`` or
+            `SUPERVISOR`.
+    """
+
+    time: str
+    key: str
+    old: Any
+    new: Any
+    by: str
+
+    @property
+    def text(self) -> str:
+        """What happened, in words."""
+        what, _, name = self.key.partition(" ")
+        words = _WORDS.get(what)
+        if words is None:
+            return f"{self.key}: {value_text(self.old)} -> {value_text(self.new)}{self._by}"
+        text = words[bool(self.new)].format(name=name, old=value_text(self.old), new=value_text(self.new))
+        return text + ("" if self.by == SUPERVISOR else self._by)
+
+    @property
+    def _by(self) -> str:
+        return f", by {'an operator' if self.by in ('', 'local') else self.by}"
+
+
+_WORDS = {
+    "scale": ("pool {name}: {old} -> {new} replicas",) * 2,
+    "drain": ("{name} is let in again", "{name} is to be drained"),
+    "drained": ("{name} is drained {new}",) * 2,
+    "crash": ("{name} {new}",) * 2,
+    "restart": ("every engine and frontend is replaced",) * 2,
+    "restarted": ("the restart is over: {new}",) * 2,
+    "start": ("cluster {name} starts: {new}",) * 2,
+    "stop": ("cluster {name} stops", "cluster {name} stops: {new}"),
+    "flip": ("{name} becomes {new}",) * 2,
+}
+"""First word of a key -> what it means where ``new`` is false, and where it is true."""
+
+
+def change_of(key: str, old: Any, new: Any, by: str) -> Change:
+    """Return a change of this moment."""
+    now = time.time()
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+    return Change(time=text, key=key, old=old, new=new, by=by)
+
+
+def value_text(value: Any) -> str:
+    """Write one value of a setting; one that is not set is unset."""
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
