@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from penstock.config.live_knobs import SettingChange
+from penstock.kernel.plurals import counted
 from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, percent, text_table
 from penstock.profiler.tuning.tuning_space import Candidate
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial
@@ -161,7 +162,7 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     searched, holdout = outcome.requests
-    title = f"{len(outcome.trials)} trials; searched on {searched:,} requests, held out {holdout:,}"
+    title = f"{counted(len(outcome.trials), 'trial')}; searched on {counted(searched, 'request')}, held out {holdout:,}"
     table = ScreenTable(title=title, title_justify="left")
     for place, name in enumerate(HEAD):
         table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
@@ -225,7 +226,7 @@ def tuning_page(outcome: TuningOutcome) -> Page:
     )
     return Page(
         title="Tuned settings",
-        about=f"{len(outcome.trials)} trials in simulation; the last {outcome.seconds[1]:,.0f} s were held out",
+        about=f"{counted(len(outcome.trials), 'trial')} in simulation; held out: the last {outcome.seconds[1]:,.0f} s",
         notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
         sections=[
             Section(

@@ -14,6 +14,7 @@ from penstock.config.reading.load import load, resolved_yaml
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError, write_hint
+from penstock.kernel.plurals import counted
 from penstock.page.page_file import write_page
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
 from penstock.profiler.tuning.tuning_report import (
@@ -281,7 +282,7 @@ def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[Traffic
     holdout = list(trace_slices.rebase(trace_slices.by_time(requests, split, None), split))
     if not search or not holdout:
         raise ConfigError(
-            f"{len(requests)} requests over {end:g} s can't be split at {split:g} s",
+            f"{counted(len(requests), 'request')} over {end:g} s can't be split at {split:g} s",
             hint="give a longer trace, or another --hold-out",
         )
     return TrafficStretch(search, split), TrafficStretch(holdout, end - split)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RecordOutcome, RequestRecord
 from penstock.kernel.values import Slo
 from penstock.page.page_file import write_page
@@ -200,7 +201,7 @@ def _changes(story: PlannerAnalysis) -> Chart:
 
 def _figures(story: PlannerAnalysis) -> list[KeyFigure]:
     n = story.numbers()
-    kept = [f"of {n['judged']:,} requests", f"{story.target:.0%} are asked for"]
+    kept = [f"of {counted(n['judged'], 'request')}", f"{story.target:.0%} are asked for"]
     if story.predicted:
         kept.append(f"{percent(n['attainment_predicted'])} were predicted")
     if n["worst_window"] is not None:

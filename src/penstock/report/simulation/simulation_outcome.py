@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.page.page_schema import Axis, Chart, Page, Section, Series, Unit, text_table
 from penstock.report.run.judged_slo import slo_json
@@ -116,7 +117,7 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
     console = console or Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     first = outcomes[0].summary
     span = outcomes[0].simulated
-    table = Table(title=f"{first.submitted:,} requests, {span:,.0f} s of service", title_justify="left")
+    table = Table(title=f"{counted(first.submitted, 'request')}, {span:,.0f} s of service", title_justify="left")
     table.add_column("")
     for outcome in outcomes:
         table.add_column(outcome.name, justify="right")
@@ -152,7 +153,7 @@ def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
     ]
     return Page(
         title="Variants compared",
-        about=f"{outcomes[0].summary.submitted:,} requests, the same for each variant",
+        about=f"{counted(outcomes[0].summary.submitted, 'request')}, the same for each variant",
         sections=[Section("Side by side", charts=charts, tables=[text_table("", ["", *names], _rows(outcomes))])],
     )
 
