@@ -12,12 +12,11 @@ from penstock.cli.explain_start import start_text, started
 from penstock.cli.shared.admin_client import AdminClient, path_part
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import (
-    WIDE,
     fitted_table,
     json_option,
     seconds_text,
     show,
-    terminal_width,
+    text_width,
     wide_option,
     wrapped,
 )
@@ -90,7 +89,7 @@ def command(
     ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
     by ``penstock explain request scale``). ``penstock explain start`` shows where the seconds of starts went.
     """
-    width = WIDE if wide else terminal_width()
+    width = text_width(wide)
     if request == ("scale",):
         decided = decisions_of(run, limit, client)
         show(as_json, decided, wrapped(scale_text(decided), width, hang="    "))

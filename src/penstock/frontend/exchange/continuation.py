@@ -1,6 +1,7 @@
 """Continuation of a stream on another engine: rewrites the later legs' chunks as those of the first."""
 
 from collections.abc import Collection
+
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect import GAVE_UP
