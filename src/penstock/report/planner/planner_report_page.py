@@ -115,7 +115,12 @@ def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> P
     """Return the page."""
     policy = ", ".join(dict.fromkeys(tick.policy for tick in story.ticks))
     about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:.3g} s"
-    charts = charts_of(story)
+    charts, zoom = charts_of(story), story.eventful
+    shown = (
+        []
+        if zoom is None
+        else [f"Shown is where something happened, second {zoom[0]:,.0f} to {zoom[1]:,.0f}; a double click shows all."]
+    )
     return Page(
         title=f"Planner: {name}",
         about=f"penstock {run['penstock']}, {about}" if "penstock" in run else about,
@@ -123,9 +128,10 @@ def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> P
         sections=[
             Section(
                 "The run",
-                [f"In SLO is counted over {story.attained_from}." + _mu_text(story)],
+                [f"In SLO is counted over {story.attained_from}." + _mu_text(story), *shown],
                 charts=[chart for chart in charts if any(series.at for series in chart.series)],
                 shared=True,
+                zoom=zoom,
                 files=[*dict.fromkeys(chart.csv for chart in charts)],
             ),
             _decisions(story),
@@ -208,14 +214,15 @@ def _figures(story: PlannerAnalysis) -> list[KeyFigure]:
         kept.append(f"{percent(n['worst_window'])} in the worst window")
     perfect = n["perfect_gpu_hours"]
     bound = "needs windows that kept the target, or mu" if perfect is None else f"of {perfect:.2f} GPU-hours"
+    idle = f"; without {counted(n['idle_forecasts'], 'forecast')} of idle time" if n["idle_forecasts"] else ""
     turns = f"{_number(n['direction_changes_per_hour'])} turns an hour; 2 or fewer is calm"
     return [
         KeyFigure("in SLO", percent(n["attainment"]), "; ".join(kept)),
         KeyFigure("GPU-hours", f"{n['gpu_hours']:.2f}", f"in {n['hours']:.2f} h"),
         KeyFigure("times the perfect bound", _number(n["cost_over_perfect"]), bound),
         KeyFigure("decisions", f"{n['decisions']:,}", turns),
-        KeyFigure("actuals at or below q50", percent(n["below_q50"]), "50% is calibrated"),
-        KeyFigure("actuals at or below q90", percent(n["below_q90"]), "90% is calibrated"),
+        KeyFigure("actuals at or below q50", percent(n["below_q50"]), f"50% is calibrated{idle}"),
+        KeyFigure("actuals at or below q90", percent(n["below_q90"]), f"90% is calibrated{idle}"),
         KeyFigure("error of the forecast", percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
         KeyFigure("failures of plugins", f"{n['plugin_errors']:,}", "errors and timeouts"),
         KeyFigure("ticks without sight", f"{n['ticks_without_sight']:,}", f"of {n['ticks']:,}"),
