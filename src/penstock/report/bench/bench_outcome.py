@@ -123,7 +123,7 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
     fields["cpu_peak"] = outcome.cpu_peak
     fields["cpu_saturated_share"] = outcome.cpu_saturated
     fields["verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
-    fields["notes"] = "; ".join(outcome.notes)
+    fields["notes"] = list(outcome.notes)
     return fields
 
 

@@ -266,8 +266,7 @@ def _verdict(bench: dict[str, Any]) -> list[PageNote]:
     if not bench:
         return []
     if bench.get("valid"):
-        notes = bench.get("notes")
-        return [PageNote("info", notes)] if notes else []
+        return [PageNote("info", note) for note in bench.get("notes") or ()]
     heading = "In doubt" if bench.get("counts") else "Invalid run"
     return [PageNote("error", f"{heading}: {bench.get('verdict')}")]
 
