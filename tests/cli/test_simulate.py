@@ -190,7 +190,7 @@ def test_bad_rows_are_named_by_file_and_line_or_counted(tmp_path: Path) -> None:
     done = simulate(tmp_path / "runs", "--trace", str(trace))
     assert isinstance(done.exception, ConfigError) and f"{trace} line 5" in str(done.exception)
     found = variants(tmp_path / "runs", "--trace", str(trace), "--skip-bad", "--no-html")[0]
-    assert found["requests"]["ok"] == 3 and "1 bad rows" in found["notes"][0]
+    assert found["requests"]["ok"] == 3 and "1 bad row of the trace" in found["notes"][0]
 
 
 def test_arrivals_and_lengths_are_those_that_were_asked_for(tmp_path: Path) -> None:

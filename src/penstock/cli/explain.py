@@ -169,10 +169,10 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         + (f" ({ended.reason})" if ended.reason else "")
     ]
     cached = "an unknown number" if ended.cached is None else ended.cached
-    isl = "an unknown number of" if ended.isl is None else f"{ended.isl:,}"
+    isl = "an unknown number of prompt tokens" if ended.isl is None else counted(ended.isl, "prompt token")
     lines.append(
-        f"{isl} prompt tokens, of which {cached} came from cache ({ended.expected_cached} expected); "
-        f"{ended.osl:,} output tokens"
+        f"{isl}, of which {cached} came from cache ({ended.expected_cached} expected); "
+        f"{counted(ended.osl, 'output token')}"
     )
     times = [
         f"queued {seconds_text(ended.queued)}",
@@ -202,7 +202,7 @@ def _decision_text(decision: Decision, width: int) -> str:
         f"Attempt {decision.attempt}{stage} went to {decision.chosen} by {decision.mode}: {decision.reason}\n"
         + (f"{decision.flow}\n" if decision.flow else "")
         + (f"{decision.adapter}\n" if decision.adapter else "")
-        + f"{decision.blocks:,} prompt blocks; cost in {candidates[0].unit if candidates else 'blocks'}"
+        + f"{counted(decision.blocks, 'prompt block')}; cost in {candidates[0].unit if candidates else 'blocks'}"
     )
     if decision.temperature:
         head += f"; drawn at temperature {decision.temperature:g}"

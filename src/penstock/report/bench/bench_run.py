@@ -269,7 +269,7 @@ def _notes(
         notes.append("no bound of an infinite cache: the server does not tell its block size; --block-size does")
     if plan.trace is not None and plan.trace.skipped:
         first = plan.trace.errors[0].message
-        notes.append(f"{plan.trace.skipped} bad rows of the trace were skipped; the first: {first}")
+        notes.append(f"skipped: {counted(plan.trace.skipped, 'bad row')} of the trace; the first: {first}")
     failures = Counter(record.reason for record in collector.records if record.outcome in ("failed", "expired"))
     for reason, count in failures.most_common(3):
         notes.append(f"{count} x {reason}")

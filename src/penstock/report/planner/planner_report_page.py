@@ -241,7 +241,7 @@ def _decisions(story: PlannerAnalysis) -> Section:
         rows.append(Row([f"{each.at:,.0f}", f"{each.tick:,}", because], id=f"tick-{each.tick}", more=_candidates(each)))
     return Section(
         "Decisions",
-        [f"{left:,} older ones are in planner-decisions.csv."] if left else [],
+        [f"planner-decisions.csv has {counted(left, 'older one')} as well."] if left else [],
         tables=[
             Table(
                 "Decisions, the newest first",

@@ -277,7 +277,7 @@ def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     chosen = list(cut(options, iter(requests)))
     notes = []
     if trace.skipped:
-        notes = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
+        notes = [f"skipped: {counted(trace.skipped, 'bad row')} of the trace; the first: {trace.errors[0].message}"]
     return partial(iter, chosen), notes
 
 
