@@ -11,6 +11,7 @@ from penstock.cli.explain_scale import decisions_of, scale_text
 from penstock.cli.explain_start import start_text, started
 from penstock.cli.shared.admin_client import AdminClient, path_part
 from penstock.cli.shared.cluster_options import cluster_options
+from penstock.cli.shared.followed_file import run_option
 from penstock.cli.shared.output import (
     fitted_table,
     json_option,
@@ -65,11 +66,7 @@ REQUESTS_SPARE = ("MODEL", "SESSION", "CACHED", "PROMPT")
 
 @click.command("explain", epilog=EPILOG, short_help="Show why a request went where it went.")
 @click.argument("request", nargs=-1, metavar="[REQUEST_ID]")
-@click.option(
-    "--run",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a run, live or simulated, instead of a running cluster.",
-)
+@run_option
 @wide_option
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
 @click.option("--program", help="List the newest requests of this program only, whichever of its sub-agents sent them.")
