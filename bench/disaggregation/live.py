@@ -73,9 +73,9 @@ def live(scratch: Path, layout: Layout, trace: Path) -> Row:
     if not ended.stdout.strip():
         raise SystemExit(f"penstock bench ended with status {ended.returncode}: {ended.stderr[-1000:]}")
     found = json.loads(ended.stdout)
-    with (Path(found["wall_run"]) / "requests.jsonl").open("rb") as lines:
+    with (Path(found["run"]) / "requests.jsonl").open("rb") as lines:
         records = decode_records(lines)
-    return _row("live", layout, records, SLOWED, {"verdict": found["wall_verdict"], "cpu": found["wall_cpu_mean"]})
+    return _row("live", layout, records, SLOWED, {"verdict": found["verdict"], "cpu": found["cpu_mean"]})
 
 
 def config(layout: Layout, folder: Path) -> str:

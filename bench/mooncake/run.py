@@ -101,7 +101,7 @@ def one_run(folder: Path, part: Slice, blocks: int, mode: str, attempt: int) -> 
         with cluster(folder / f"{name}.yaml", config(mode, blocks, part.repeat, folder / "runs")) as url:
             found["bench"] = bench(url, trace, part.repeat, folder / "runs")
     except (ClusterFailed, subprocess.SubprocessError, ValueError) as error:
-        found["bench"] = {"valid": False, "wall_verdict": str(error)[-500:]}
+        found["bench"] = {"valid": False, "verdict": str(error)[-500:]}
         found["broken"] = True
     return found
 
@@ -141,12 +141,12 @@ def line(run: dict[str, Any]) -> str:
     """Return one run in one line."""
     bench = run["bench"]
     head = f"{run['trace']} {run['blocks']:,} blocks {run['mode']} repeat {run['repeat']}:"
-    if bench.get("hit_rate") is None or bench.get("wall_ttft_mean_s") is None:
-        return f"{head} {bench.get('wall_verdict')}"
+    if bench.get("hit_rate") is None or bench.get("ttft_mean_s") is None:
+        return f"{head} {bench.get('verdict')}"
     return (
         f"{head} hit rate {bench['hit_rate']:.1%} ({bench['hit_rate_share_of_bound']:.0%} of the bound), "
-        f"mean TTFT {bench['wall_ttft_mean_s'] * SPEED_UP * 1e3:,.0f} ms, "
-        f"goodput {bench['wall_goodput_share']:.0%}, CPU {bench['wall_cpu_mean'] or 0:.0%}, {bench['wall_verdict']}"
+        f"mean TTFT {bench['ttft_mean_s'] * SPEED_UP * 1e3:,.0f} ms, "
+        f"goodput {bench['goodput_share']:.0%}, CPU {bench['cpu_mean'] or 0:.0%}, {bench['verdict']}"
     )
 
 

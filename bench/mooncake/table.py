@@ -44,7 +44,7 @@ def order(runs: Sequence[Run]) -> list[str]:
                 if "kv" not in cell or len(cell) < 2:
                     unknown += 1
                     continue
-                for figure, better in (("hit_rate", max), ("wall_ttft_mean_s", min)):
+                for figure, better in (("hit_rate", max), ("ttft_mean_s", min)):
                     best = better(cell, key=lambda mode: cell[mode][figure])
                     if best == "kv":
                         held += 1
@@ -94,9 +94,9 @@ def _table(cell: Sequence[Run], blocks: int) -> str:
         cells = [
             _range(valid, lambda bench: bench["hit_rate"], _percent),
             _range(valid, lambda bench: bench["hit_rate_share_of_bound"], _percent),
-            *(_range(valid, _time(f"wall_ttft_{point}_s"), _ms) for point in ("mean", "p50", "p90", "p99")),
-            *(_range(valid, _time(f"wall_itl_{point}_s"), _ms1) for point in ("mean", "p99")),
-            _range(valid, lambda bench: bench["wall_goodput_share"], _percent),
+            *(_range(valid, _time(f"ttft_{point}_s"), _ms) for point in ("mean", "p50", "p90", "p99")),
+            *(_range(valid, _time(f"itl_{point}_s"), _ms1) for point in ("mean", "p99")),
+            _range(valid, lambda bench: bench["goodput_share"], _percent),
             _range(valid, lambda bench: bench["requests"]["rejected"], _whole),
             _range(valid, lambda bench: bench["requests"]["failed"] + bench["requests"]["expired"], _whole),
         ]

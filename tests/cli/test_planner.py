@@ -220,7 +220,8 @@ def test_without_a_cluster_it_must_be_said_where_to_look_and_whom_to_tell():
         build_connector(settings, None)
 
 
-def test_the_example_goes_up_and_down_within_three_minutes(tmp_path):
+@pytest.mark.parametrize("seed", range(3))
+def test_the_example_goes_up_and_down_within_three_minutes_and_keeps_its_slo(tmp_path, seed):
     """The load that its header names, as the bench makes it, on the pools and the planner of the file."""
     file = ROOT / "examples" / "planner.yaml"
     (line,) = re.findall(r"# +penstock bench (--workload.*)", file.read_text())
@@ -235,6 +236,7 @@ def test_the_example_goes_up_and_down_within_three_minutes(tmp_path):
         prompt=words["--prompt"],
         answer=words["--answer"],
         duration=seconds,
+        seed=seed,
     )
     trace = tmp_path / "trace.jsonl"
     with trace.open("w") as rows:
@@ -244,9 +246,12 @@ def test_the_example_goes_up_and_down_within_three_minutes(tmp_path):
             rows.write(json.dumps(row) + "\n")
     text = dry_run(str(file), (), trace, start_up=4.0, out=tmp_path)
     (run,) = tmp_path.glob("*dry-run*")
-    targets = [tick.pools["main"].target for tick in read_ticks(run)]
-    assert targets[0] == 1 and max(targets) >= 5 and targets[-1] <= 3
-    assert 85.0 < float(re.findall(r"requests: ([0-9.]+) % within", text)[0]) <= 100.0
+    ticks = list(read_ticks(run))
+    targets = [tick.pools["main"].target for tick in ticks]
+    assert targets[0] == 1 and max(targets) >= 5 and targets[-1] <= 4
+    scaled = next(tick.at for tick in ticks if tick.pools["main"].target > 1)
+    assert scaled < 33.0, "one worker bears two requests/s, which come from second 33 on"
+    assert 95.0 <= float(re.findall(r"requests: ([0-9.]+) % within", text)[0]) <= 100.0
 
 
 def test_one_model_is_scaled_by_somebody_else():

@@ -44,7 +44,19 @@ def test_a_table_has_a_column_for_each_combination(tmp_path: Path) -> None:
     assert done.exception is None, done.exception
     (side_by_side,) = tmp_path.rglob("compare.html")
     assert str(side_by_side) in done.stdout
-    assert {len(chart.names) for chart in charts(document_of(side_by_side)).values()} == {4}
+    document = document_of(side_by_side)
+    drawn = charts(document)
+    assert {len(chart.names) for chart in drawn.values()} == {4}
+    assert all(": " in name and "GPU-hours" not in name for chart in drawn.values() for name in chart.names)
+    (table,) = document.sections[0].tables
+    assert [column.name for column in table.head][-1] == "best"
+    (ttft,) = (row.cells for row in table.rows if row.cells[0] == "TTFT p95 (ms)")
+    shown = [float(cell.partition(" ")[0].replace(",", "")) for cell in ttft[1:-1]]
+    for cell, value in zip(ttft[2:-1], shown[1:], strict=True):
+        assert float(cell.partition("(x")[2].rstrip(")")) == pytest.approx(value / shown[0], abs=0.011)
+    best = min(shown)
+    names = [column.name for column in table.head][1:-1]
+    assert ttft[-1] == (names[shown.index(best)] if shown.count(best) == 1 else "-")
     for word in ("TTFT p95", "ITL p99", "end to end mean", "in SLO, of all submitted", "GPU-hours", "preemptions"):
         assert word in done.stdout
     assert len(list(tmp_path.iterdir())) == 4
@@ -178,7 +190,7 @@ def test_bad_rows_are_named_by_file_and_line_or_counted(tmp_path: Path) -> None:
     done = simulate(tmp_path / "runs", "--trace", str(trace))
     assert isinstance(done.exception, ConfigError) and f"{trace} line 5" in str(done.exception)
     found = variants(tmp_path / "runs", "--trace", str(trace), "--skip-bad", "--no-html")[0]
-    assert found["requests"]["ok"] == 3 and "1 bad rows" in found["notes"][0]
+    assert found["requests"]["ok"] == 3 and "1 bad row of the trace" in found["notes"][0]
 
 
 def test_arrivals_and_lengths_are_those_that_were_asked_for(tmp_path: Path) -> None:

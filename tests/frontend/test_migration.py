@@ -138,6 +138,23 @@ async def test_text_and_usage_equal_an_undisturbed_run(case: str, after: int) ->
         assert (len(second.legs) == 2 and second.legs[0].failure) or second.osl == 16
 
 
+@pytest.mark.parametrize("case", ["chat, limited", "completion"])
+async def test_running_usage_goes_on_counting_over_a_loss(case: str) -> None:
+    path, body = CASES[case]
+    body = {**body, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async with engines(sim=SIM) as (s, servers):
+        for _ in range(8):  # as above
+            cut(servers, 7)
+            broken = await events(s, path, body)
+            if len(s.records[-1].legs) == 2:
+                break
+        usages = [e["usage"] for e in broken[:-1] if e["choices"] and text_of([e])]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts) and counts[-1] == broken[-2]["usage"]["completion_tokens"] == 60
+        assert len({usage["prompt_tokens"] for usage in usages}) == 1
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+
+
 async def test_two_losses_in_one_answer_and_no_usage_for_a_client_that_did_not_ask() -> None:
     path, body = CASES["chat, limited"]
     async with engines(3) as (s, servers):

@@ -21,12 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS, FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
+from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge
 from penstock.frontend import logs
 from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerCordoned
+from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
 from penstock.runtime.records.run_folder import CsvRows, LineWriter
 from tests.frontend.stand import stand
 
@@ -63,6 +65,13 @@ def test_names_that_dashboards_query_are_there() -> None:
     families = FrontendMetrics("r").registry.families
     assert [name for name in WANTED if name not in families] == []
     assert all(name in families for name in SAME_IN_EVERY_PROCESS)
+
+
+@pytest.mark.parametrize("metrics", [FrontendMetrics("r"), PlannerMetrics(), TierMetrics()])
+def test_counters_and_only_they_end_in_total(metrics: FrontendMetrics | PlannerMetrics | TierMetrics) -> None:
+    """As promtool demands; a count that others named otherwise has no type."""
+    kinds = {name: family.kind for name, family in metrics.registry.families.items()}
+    assert [name for name, kind in kinds.items() if name.endswith("_total") != (kind == "counter")] == []
 
 
 def test_text_is_what_prometheus_reads() -> None:

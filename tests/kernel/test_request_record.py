@@ -12,9 +12,8 @@ from penstock.kernel.request_record import (
     decode_records,
     gaps_of,
     summarise_gaps,
-    weighted_percentile,
 )
-from penstock.kernel.statistics import percentile
+from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import LatencyTargets, Slo, SloClass
 
 

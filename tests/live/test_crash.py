@@ -51,6 +51,7 @@ def test_a_crash_leaves_a_trace_and_a_restart_forgets_nothing(tmp_path: Path) ->
         assert "No findings" not in said and f"warning: {victim} was killed by SIGKILL" in said
         assert "TTFT p50" in said and "last minute: 1 request ended" in said
         assert victim in " ".join(cluster.get("/health")[1]["notes"])
+        until(lambda: f"Z {victim} was killed by SIGKILL" in cluster.text, 10, lambda: cluster.text)
         from urllib.request import urlopen
 
         with urlopen(f"{cluster.url}/metrics", timeout=10) as answer:

@@ -133,6 +133,7 @@ def test_the_page_to_start_with_works_from_its_first_command_to_its_last(tmp_pat
             "(4480 cached)",
             "with 70 blocks cached, the least of 4",
             "data: [DONE]",
+            "1 stream of 1500 tokens",
             ", 2 attempts",
             "was killed by SIGKILL",
             "pool main of sim: 6 of 6 ready",

@@ -29,16 +29,16 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
 
 
 def outcome(hit: float, ttft: float, **changes: Any) -> dict[str, Any]:
-    points = {f"wall_{name}_{point}_s": ttft for name in ("ttft", "itl") for point in ("mean", "p50", "p90", "p99")}
+    points = {f"{name}_{point}_s": ttft for name in ("ttft", "itl") for point in ("mean", "p50", "p90", "p99")}
     return {
         "valid": True,
         "hit_rate": hit,
         "hit_rate_bound": 0.5,
         "hit_rate_share_of_bound": hit / 0.5,
         "requests": {"rejected": 1, "failed": 0, "expired": 2},
-        "wall_goodput_share": 0.9,
-        "wall_cpu_mean": 0.4,
-        "wall_verdict": "valid",
+        "goodput_share": 0.9,
+        "cpu_mean": 0.4,
+        "verdict": "valid",
         **points,
         **changes,
     }

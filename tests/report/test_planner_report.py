@@ -117,6 +117,23 @@ def test_forecasts_are_held_against_what_came_at_their_time() -> None:
     assert told[-1].at <= story.ticks[-1].at
 
 
+def test_idle_time_counts_neither_for_nor_against_the_forecasts_and_is_not_what_is_shown_first() -> None:
+    """An hour of nothing around ten minutes of load: forecasts of nothing, which came, prove nothing."""
+    busy = range(300, 420)
+    load = [10 + 5 * math.sin(n / 20) if n in busy else 0.0 for n in range(720)]
+    story = analyse(wave(720 - 12, lambda n: load[n]))
+    alone = analyse(wave(120, lambda n: 10 + 5 * math.sin((n + 300) / 20)))
+    numbers = story.numbers()
+    assert numbers["idle_forecasts"] > 500
+    assert numbers["below_q50"] == pytest.approx(alone.numbers()["below_q50"], abs=0.15)
+    assert not any(f.idle for f in story.forecasts["m"] if f.actual or f.q50), "a load that does not come is an error"
+    assert story.eventful is not None and alone.eventful is None
+    low, high = story.eventful
+    assert low < 5.0 * 300 and high > 5.0 * 420 and high - low < 0.4 * (story.end - story.begin)
+    (run, *_) = planner_page(story, "x", {}).sections
+    assert run.zoom == story.eventful and any("a double click shows all" in line for line in run.text)
+
+
 def test_the_noise_of_counting_does_not_raise_the_perfect_bound() -> None:
     ticks = [tick(n, 5.0 * n, 8, model={"rate": 3.9 + (n % 2) * 0.2 - 0.1}) for n in range(1, 61)]
     assert set(analyse(ticks, mu={"m": 4.0}).bound.values) == {1}  # 3.8 and 4.0 by turns are 3.9

@@ -12,6 +12,7 @@ from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.listen_text import address_of
 from penstock.cli.shared.output import json_option, seconds_text, show, table
+from penstock.kernel.plurals import counted
 
 if TYPE_CHECKING:
     from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
@@ -138,7 +139,7 @@ def clear(path: Path | None, worker: str | None, tier: str | None) -> int:
     from penstock.runtime.kv_tiers.tier_admin_protocol import BlocksCounted, ClearTiers
 
     count = _client(path, worker).ask(ClearTiers(tier=tier or ""), BlocksCounted).blocks
-    click.echo(f"{count:,} blocks are dropped from {tier or 'all tiers'}.")
+    click.echo(f"Dropped from {tier or 'all tiers'}: {counted(count, 'block')}.")
     return 0
 
 

@@ -11,13 +11,13 @@ from penstock.cli.explain_scale import decisions_of, scale_text
 from penstock.cli.explain_start import start_text, started
 from penstock.cli.shared.admin_client import AdminClient, path_part
 from penstock.cli.shared.cluster_options import cluster_options
+from penstock.cli.shared.followed_file import run_option
 from penstock.cli.shared.output import (
-    WIDE,
     fitted_table,
     json_option,
     seconds_text,
     show,
-    terminal_width,
+    text_width,
     wide_option,
     wrapped,
 )
@@ -66,11 +66,7 @@ REQUESTS_SPARE = ("MODEL", "SESSION", "CACHED", "PROMPT")
 
 @click.command("explain", epilog=EPILOG, short_help="Show why a request went where it went.")
 @click.argument("request", nargs=-1, metavar="[REQUEST_ID]")
-@click.option(
-    "--run",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a run, live or simulated, instead of a running cluster.",
-)
+@run_option
 @wide_option
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Newest requests to list.")
 @click.option("--program", help="List the newest requests of this program only, whichever of its sub-agents sent them.")
@@ -90,7 +86,7 @@ def command(
     ``penstock explain scale`` shows why pools have as many replicas as they have (a request that is called so is found
     by ``penstock explain request scale``). ``penstock explain start`` shows where the seconds of starts went.
     """
-    width = WIDE if wide else terminal_width()
+    width = text_width(wide)
     if request == ("scale",):
         decided = decisions_of(run, limit, client)
         show(as_json, decided, wrapped(scale_text(decided), width, hang="    "))
@@ -170,10 +166,10 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         + (f" ({ended.reason})" if ended.reason else "")
     ]
     cached = "an unknown number" if ended.cached is None else ended.cached
-    isl = "an unknown number of" if ended.isl is None else f"{ended.isl:,}"
+    isl = "an unknown number of prompt tokens" if ended.isl is None else counted(ended.isl, "prompt token")
     lines.append(
-        f"{isl} prompt tokens, of which {cached} came from cache ({ended.expected_cached} expected); "
-        f"{ended.osl:,} output tokens"
+        f"{isl}, of which {cached} came from cache ({ended.expected_cached} expected); "
+        f"{counted(ended.osl, 'output token')}"
     )
     times = [
         f"queued {seconds_text(ended.queued)}",
@@ -203,7 +199,7 @@ def _decision_text(decision: Decision, width: int) -> str:
         f"Attempt {decision.attempt}{stage} went to {decision.chosen} by {decision.mode}: {decision.reason}\n"
         + (f"{decision.flow}\n" if decision.flow else "")
         + (f"{decision.adapter}\n" if decision.adapter else "")
-        + f"{decision.blocks:,} prompt blocks; cost in {candidates[0].unit if candidates else 'blocks'}"
+        + f"{counted(decision.blocks, 'prompt block')}; cost in {candidates[0].unit if candidates else 'blocks'}"
     )
     if decision.temperature:
         head += f"; drawn at temperature {decision.temperature:g}"

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.cli.shared.output import percent, seconds_text, table
+from penstock.kernel.plurals import counted
 from penstock.planner.tick_record import ModelTick, PoolTick, TickRecord
 from penstock.runtime.planning.planner_report import PlannerDecisions, PlannerReport, past_decisions
 
@@ -35,7 +36,7 @@ def planner_text(planner: PlannerReport) -> str:
     lines = [
         f"Planner: policy {planner.policy}, every {planner.every:g} s; {does}",
         f"  traffic from {planner.source}: {health}; last tick {planner.tick} {seconds_text(age)} ago: "
-        f"{planner.outcome}" + (f"; restarted {planner.restarts} times" if planner.restarts else ""),
+        f"{planner.outcome}" + (f"; restarted {counted(planner.restarts, 'time')}" if planner.restarts else ""),
     ]
     lines += [f"  {pool_line(name, pool)}" for name, pool in planner.pools.items()]
     if planner.plugins:

@@ -8,6 +8,7 @@ from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.kernel.plurals import counted
 from penstock.runtime.cluster_state.fleet_api import Flipped
 
 EPILOG = """\b
@@ -61,5 +62,5 @@ def _missing(status: ClusterStatus, accepted: Flipped) -> str | None:
     if worker is None:
         return f"{name} is away"
     if worker.role != accepted.becomes:
-        return f"{name} is {worker.role} and {worker.state}, with {worker.active_requests} requests"
+        return f"{name} is {worker.role} and {worker.state}, with {counted(worker.active_requests, 'request')}"
     return None if worker.state == "ready" else f"{name} is {worker.state}"

@@ -1,13 +1,12 @@
 """Command ``penstock plan``: the cheapest deployments of a model that meet an SLO, verified in simulation."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.shared.amount import SECONDS, Amount
-from penstock.cli.shared.output import fitted, json_option, table, terminal_width, wrapped
+from penstock.cli.shared.output import fitted, json_option, table, terminal_width, text_width, wrapped
 
 if TYPE_CHECKING:
     from penstock.profiler.deployment_plan.plan_run import PlanOutcome
@@ -92,8 +91,7 @@ def command(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))).decode())
     else:
-        wide = terminal_width() if sys.stdout.isatty() else WIDE
-        _print(request.name, outcome, fitted(HEADINGS, rows(outcome), wide, SPARE), sentences(outcome))
+        _print(request.name, outcome, fitted(HEADINGS, rows(outcome), text_width(False), SPARE), sentences(outcome))
     if not outcome.feasible:
         return 1
     if not apply:
@@ -102,10 +100,6 @@ def command(
     from penstock.cli.shared.settings_flags import load_to_start
 
     return run_cluster(load_to_start(outcome.config, ()), "up")
-
-
-WIDE = 400
-"""Columns of text where the output is no terminal."""
 
 
 def _print(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:

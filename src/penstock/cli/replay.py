@@ -55,7 +55,7 @@ def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
 
     lines = [
         f"{replayed.records:,} events in {counted(replayed.segments, 'segment')}, "
-        f"{since(replayed):,.1f} s, {replayed.decisions:,} decisions"
+        f"{since(replayed):,.1f} s, {counted(replayed.decisions, 'decision')}"
     ]
     lines += [f"not read: {problem}" for problem in replayed.problems]
     lines += [

@@ -167,7 +167,7 @@ def name_lines(status: ClusterStatus) -> list[str]:
     for each in status.names:
         whole = sum(each.weights.values())
         shares = (
-            f"{model} {percent(weight / whole)} ({each.requests.get(model, 0):,} requests)"
+            f"{model} {percent(weight / whole)} ({counted(each.requests.get(model, 0), 'request')})"
             for model, weight in each.weights.items()
         )
         lines.append(f"{each.name}: {', '.join(shares)}")

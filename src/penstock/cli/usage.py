@@ -11,6 +11,7 @@ from msgspec.structs import asdict, fields
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.cli.shared.amount import SECONDS
 from penstock.cli.shared.cluster_options import cluster_options
+from penstock.cli.shared.followed_file import run_option
 from penstock.cli.shared.output import json_option, show, table
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.records.usage_table import UsageRow, UsageTable, usage_of
@@ -29,11 +30,7 @@ COLUMNS = [field.name for field in fields(UsageRow)]
 @click.command("usage", epilog=EPILOG, short_help="Show tokens and requests per tenant and key.")
 @click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows as CSV.")
 @click.option("--since", type=SECONDS, help="Only requests that arrived within this time, such as 24h.")
-@click.option(
-    "--run",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a run instead of a running cluster.",
-)
+@run_option
 @cluster_options
 @json_option
 def command(client: AdminClient, csv_file: Path | None, since: float | None, run: Path | None, as_json: bool) -> int:

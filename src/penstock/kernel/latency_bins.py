@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from penstock.kernel.statistics import weighted_percentile
+
 K = TypeVar("K")
 
 Bins = dict[int, int]
@@ -29,20 +31,6 @@ def join(bins: dict[K, int], other: Mapping[K, int]) -> None:
 
 
 def quantiles(bins: Mapping[int, int], wanted: Iterable[float]) -> list[float | None]:
-    """Return the value at each rank, ascending, 0..1; None for each where nothing was counted.
-
-    A rank between two values takes the one nearer to it.
-    """
-    ordered = sorted(bins.items())
-    total = sum(number for _, number in ordered)
-    if not total:
-        return [None for _ in wanted]
-    found: list[float | None] = []
-    at, seen = 0, ordered[0][1]
-    for rank in wanted:
-        place = round(rank * (total - 1))
-        while seen <= place:
-            at += 1
-            seen += ordered[at][1]
-        found.append(WIDTH ** ordered[at][0])
-    return found
+    """Return the value at each rank, 0..1; None for each where nothing was counted."""
+    pairs = [(WIDTH**place, number) for place, number in sorted(bins.items()) if number]
+    return [weighted_percentile(pairs, rank) if pairs else None for rank in wanted]

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from penstock.kernel.machine import Nanos
+from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import Slo, Target
 
 D = TypeVar("D")
@@ -172,9 +173,9 @@ def summarise_gaps(chunks: Sequence[tuple[float, int]]) -> ItlSummary | None:
         return ItlSummary(
             gaps=total,
             mean=sum(values) / total,
-            p50=_percentile(values, 0.50),
-            p90=_percentile(values, 0.90),
-            p99=_percentile(values, 0.99),
+            p50=percentile(values, 0.50),
+            p90=percentile(values, 0.90),
+            p99=percentile(values, 0.99),
             max=values[-1],
         )
     return ItlSummary(
@@ -201,42 +202,6 @@ def gaps_of(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
             gaps.append(((at - previous) / tokens, tokens))
         previous = at
     return gaps
-
-
-def _percentile(ordered: Sequence[float], q: float) -> float:
-    """Return the q-quantile (0..1) of ascending values, as `weighted_percentile` does where each counts once."""
-    position = q * (len(ordered) - 1)
-    low = int(position)
-    share = position - low
-    below = ordered[low]
-    if share == 0.0 or low + 1 >= len(ordered):
-        return below
-    return below + (ordered[low + 1] - below) * share
-
-
-def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float:
-    """Return the q-quantile (0..1) of ascending (value, count) pairs: that of the values written out count times.
-
-    Raises:
-        ValueError: no value (an absent number is not 0).
-    """
-    total = sum(count for _, count in ordered)
-    if not total:
-        raise ValueError("no values: a percentile of nothing is unknown, not 0")
-    position = q * (total - 1)
-    low = int(position)
-    share = position - low
-    seen = 0
-    below: float | None = None
-    for value, count in ordered:
-        seen += count
-        if below is None and seen > low:
-            if share == 0.0 or seen > low + 1:
-                return value
-            below = value
-        elif below is not None and seen > low + 1:
-            return below + (value - below) * share
-    return ordered[-1][0] if below is None else below
 
 
 class EndedLeg(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """Return the q-quantile (0..1) of an ascending sequence, linear between ranks.
+    """Return the q-quantile (0..1) of an ascending sequence, linear between ranks: what every page and table shows.
 
     Raises:
         ValueError: the sequence is empty (an absent number is not 0).
@@ -16,6 +16,31 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def weighted_percentile(ordered: Sequence[tuple[float, int]], q: float) -> float:
+    """Return the `percentile` of ascending (value, count) pairs: that of the values written out count times.
+
+    Raises:
+        ValueError: no value (an absent number is not 0).
+    """
+    total = sum(count for _, count in ordered)
+    if not total:
+        raise ValueError("no values: a percentile of nothing is unknown, not 0")
+    position = q * (total - 1)
+    low = int(position)
+    share = position - low
+    seen = 0
+    below: float | None = None
+    for value, count in ordered:
+        seen += count
+        if below is None and seen > low:
+            if share == 0.0 or seen > low + 1:
+                return value
+            below = value
+        elif below is not None and seen > low + 1:
+            return below + (value - below) * share
+    return ordered[-1][0] if below is None else below
 
 
 class LineFit:

@@ -134,7 +134,7 @@ class PageNote(msgspec.Struct, frozen=True, omit_defaults=True):
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the page. ``shared``: its charts have one time axis and one pointer, and stand below each other.
 
-    ``files``: names of files beside the page that have its numbers.
+    ``files``: names of files beside the page that have its numbers. ``zoom``: what of a shared axis is shown first.
     """
 
     heading: str
@@ -142,6 +142,7 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     charts: list[Chart] = []
     tables: list[Table] = []
     shared: bool = False
+    zoom: tuple[float, float] | None = None
     files: list[str] = []
 
 

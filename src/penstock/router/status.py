@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.kernel.machine import Nanos, seconds
+from penstock.kernel.plurals import counted
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.router_state import RouterState
@@ -92,7 +93,11 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
             )
         wrong = pool.exact.counters.audit_disagreements
         if wrong:
-            add("error", f"the index of {pool.model} disagreed with its exact audit {wrong} times", "please report it")
+            add(
+                "error",
+                f"the index of {pool.model} disagreed with its exact audit {counted(wrong, 'time')}",
+                "please report it",
+            )
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -15,8 +16,10 @@ from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve, ranked
+from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome
+from penstock.profiler.tuning.tuning_run import pared
 from penstock.profiler.tuning.tuning_space import Candidate, space_of
-from penstock.profiler.tuning.tuning_trial import TuningTrial, gain
+from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial, gain
 from tests.page.documents import document_of, words
 
 SCORES = st.dictionaries(
@@ -133,6 +136,41 @@ def test_a_gain_that_lies_in_one_stretch_is_not_certain_and_one_that_lies_everyw
     assert gain(trial(bytes(10)), trial(bytes(10))) is None
 
 
+def outcome(won: Gain | None, *, gpu_hours: float = 1.0) -> TuningOutcome:
+    before, chosen = trial(bytes(40)), msgspec.structs.replace(trial(bytes(40)), gpu_hours=gpu_hours)
+    rows = [
+        TunedSettings(candidate=(place,), changes=(), searched=one, holdout=one, gain=won if place else None)
+        for place, one in enumerate((before, chosen))
+    ]
+    return TuningOutcome(
+        rows=rows, proposed=(1,), effects=(), trials=(), requests=(1, 1), seconds=(1, 1), axes=(), wanted=0.99, notes=()
+    )
+
+
+@given(st.floats(-0.2, 0.2), st.floats(0.001, 0.1), st.sampled_from([0.5, 1.0, 1.5]))
+def test_nothing_holds_whose_range_has_both_signs(mean: float, spread: float, gpu_hours: float) -> None:
+    won = Gain(mean=mean, low=mean - spread, high=mean + spread)
+    verdict = outcome(won, gpu_hours=gpu_hours).verdict
+    assert ("The gain holds" in verdict) == (won.low > 0)
+    assert ("no difference in attainment can be told" in verdict) == (won.low <= 0 <= won.high)
+    text = SettingEffect(names=["a"], gain=won, gpu_hours=0.0).text
+    assert ("no difference" in text) == (won.low <= 0 <= won.high)
+
+
+def test_changes_that_bring_nothing_are_undone_and_the_one_that_matters_stays() -> None:
+    """Axis 1 brings a fifth of the requests into the SLO, axes 0 and 2 nothing that can be told."""
+
+    def trial_of(candidate: Candidate) -> TuningTrial | None:
+        noise = sum(candidate[place] * 7 for place in (0, 2))
+        in_slo = [candidate[1] and (place + noise) % 5 == 0 for place in range(400)]
+        share = sum(in_slo) / 400
+        return msgspec.structs.replace(trial(bytes(in_slo)), candidate=candidate, attainment=share)
+
+    assert pared((3, 1, 2), trial_of, wanted=0.99) == (0, 1, 0)
+    assert pared((3, 1, 2), lambda one: trial_of(one) if one == (3, 1, 2) else None, wanted=0.99) == (3, 1, 2)
+    assert pared((0, 0, 0), trial_of, wanted=0.99) == (0, 0, 0)
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +197,7 @@ def test_a_better_router_is_found_and_proved_on_traffic_that_was_held_out(tmp_pa
         chosen["holdout"]["attainment"] - before["holdout"]["attainment"], abs=0.01
     )
     assert "The gain holds" in found["verdict"] and others
+    assert list(chosen["changes"]) == ["router.mode"], "the order in a queue that is empty matters to nobody"
     tuned = load(tmp_path / "out/tuned.yaml").settings
     assert tuned.router.mode == chosen["changes"]["router.mode"]
     page = document_of(tmp_path / "out/report.html")

@@ -140,7 +140,7 @@ class MetricNamesOf:
             "1 per worker that the router knows.",
             *("dp_rank", *base, "router_worker_id", "worker_id", "worker_type"),
         )
-        self.kv_applied = self.registry.counter(
+        self.kv_applied = self.registry.untyped(
             "dynamo_component_kv_cache_events_applied",
             "KV events applied to the index, by type and result.",
             *(*base, "event_type", "status", "worker_id"),

@@ -52,7 +52,7 @@ class PlannerMetrics:
             "input_sequence_tokens": self._gauge("predicted_input_sequence_tokens", "Mean prompt that is expected."),
             "output_sequence_tokens": self._gauge("predicted_output_sequence_tokens", "Mean output that is expected."),
         }
-        self.gpu_hours = new.counter("gpu_hours", "GPU hours paid for, those of starting replicas included.")
+        self.gpu_hours = new.untyped("gpu_hours", "GPU hours paid for, those of starting replicas included.")
         for name, value in (("ttft", slo.ttft), ("itl", slo.itl)):
             if value is not None:
                 new.gauge(f"sla_target_{name}_ms", f"{name.upper()} that is kept.").set(to=value * 1e3)

@@ -19,7 +19,7 @@ SCANNED_MAX = 4 << 20
 run_option = click.option(
     "--run",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a run instead of a running cluster.",
+    help="Folder of a run, live or simulated, instead of a running cluster.",
 )
 follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 

@@ -1,8 +1,10 @@
 """Output of the commands: tables for people, JSON with a stable key order for scripts."""
 
 import json
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -103,6 +105,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, indent: str
 def terminal_width() -> int:
     """Return how many columns a line may have: those of the terminal, or 80 without one."""
     return shutil.get_terminal_size((80, 24)).columns
+
+
+def text_width(wide: bool) -> int:
+    """Return the columns for long text: as `terminal_width`, but lines are whole in a pipe, where they are searched."""
+    narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return terminal_width() if narrow and not wide else WIDE
 
 
 def fitted(

@@ -43,6 +43,7 @@ from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.errors import EngineError
 from penstock.kernel.latency_bins import join, quantiles
 from penstock.kernel.machine import seconds
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation
 from penstock.kernel.time_windows import QUANTILES, TimeWindow
 from penstock.kernel.values import WorkerCard, WorkerId
@@ -271,7 +272,7 @@ def _tenant_findings(service: Service) -> Iterator[StatusFinding]:
         text = (
             f"the audit log in {audit.folder} can't be written: {audit.failure}" if audit.failure else "the audit log"
         )
-        text += f"; it lacks {audit.lost} requests, audit.on_failure is {audit.settings.on_failure}"
+        text += f"; it lacks {counted(audit.lost, 'request')}, audit.on_failure is {audit.settings.on_failure}"
         yield StatusFinding("error", text, "look after its disk; what waits is written as soon as that is possible")
     if service.budgets.failing:
         hint = "the budgets go on by what this frontend knows"

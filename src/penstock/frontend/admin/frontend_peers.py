@@ -10,6 +10,7 @@ from yarl import URL
 
 from penstock.frontend.http.peer_guard import SPAN
 from penstock.frontend.service import Service
+from penstock.kernel.plurals import counted
 from penstock.router.status_rows import StatusFinding
 from penstock.runtime.cluster_state.peer_signature import signed
 
@@ -67,7 +68,7 @@ def findings(service: Service) -> list[StatusFinding]:
         ("too old", f"the clocks of the cluster's machines differ by more than {SPAN} s: run a time service"),
     ):
         if refused.get(why):
-            text = f"{refused[why]} requests that say they are of another frontend were not let in: {why}"
+            text = f"not let in: {counted(refused[why], 'request')} said to be of another frontend: {why}"
             findings.append(StatusFinding("warning", text, hint))
     return findings
 

@@ -1,7 +1,6 @@
 """Continuation of a stream on another engine: rewrites the later legs' chunks as those of the first."""
 
 from collections.abc import Collection
-from typing import Any
 
 import msgspec
 
@@ -56,9 +55,9 @@ class ContinuationTap(SseTap):
         if isinstance(usage, dict) and not choices:
             self.usage = self._total(usage)
             return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
-        return b"".join([self._in_client_form(choice, usage) for choice in choices if isinstance(choice, dict)])
+        return b"".join([self._in_client_form(choice) for choice in choices if isinstance(choice, dict)])
 
-    def _in_client_form(self, choice: JsonObject, usage: Any) -> bytes:
+    def _in_client_form(self, choice: JsonObject) -> bytes:
         """Return one choice's output in the client's form; b"" where it has none."""
         delta = choice.get("delta") or {}
         text = choice.get("text") or speech_in(delta).text
@@ -78,8 +77,8 @@ class ContinuationTap(SseTap):
         if self._ids:
             output["token_ids"] = made
         body: JsonObject = {"choices": [output]}
-        if self._always and isinstance(usage, dict):
-            body["usage"] = self._total(usage)
+        if self._always:  # a leg is asked for its usage at its end only
+            body["usage"] = self._total({})
         out = self._chunk(body)
         self._transcript.wrote(made, out, reason)
         return out

@@ -16,6 +16,7 @@ from penstock.frontend.http.error_responses import ErrorResponse, problem, probl
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.kernel.errors import OverloadedError, PenstockError
+from penstock.kernel.plurals import counted
 from penstock.router.requests.refusal_codes import DRAINING, INFLIGHT_LIMIT
 
 access_log = logging.getLogger("penstock.access")
@@ -121,7 +122,7 @@ class RequestGate:
     def full(self) -> OverloadedError:
         """Make the refusal of a request beyond those in flight."""
         most = self.settings.limits.inflight_max
-        text = f"{most} requests are in flight, which is the limit"
+        text = f"the limit is reached: {counted(most, 'request')} in flight"
         return OverloadedError(text, retry_after=1.0, status=429, code=INFLIGHT_LIMIT)
 
     def shaped(self, error: ErrorResponse, path: str, request: str) -> ErrorResponse:

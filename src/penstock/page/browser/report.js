@@ -11,10 +11,10 @@ const drawn = [];
 /** What the charts of a section share, or one chart has for itself: the pointer, and the range that was zoomed into. */
 class Still {
   /** @param {import("./types").Chart[]} charts */
-  constructor(charts, shared) {
+  constructor(charts, shared, zoom = null) {
     this.zero = null;
     this.hoverAt = null;
-    this.zoom = null;
+    this.zoom = zoom;
     const times = shared ? charts.flatMap(chart => chart.series.flatMap(series => [series.at[0], series.at.at(-1)])).filter(at => at != null) : [];
     this.whole = times.length ? [Math.min(...times), Math.max(...times, Math.min(...times) + 1)] : null;
     this.gutter = shared ? Math.max(...charts.map(gutter)) : null;
@@ -35,8 +35,8 @@ class Still {
   }
 }
 
-function section({heading, text = [], charts = [], tables = [], files = [], shared}) {
-  const views = shared ? [new Still(charts, true)] : charts.map(chart => new Still([chart], false));
+function section({heading, text = [], charts = [], tables = [], files = [], shared, zoom}) {
+  const views = shared ? [new Still(charts, true, zoom)] : charts.map(chart => new Still([chart], false));
   const figures = views.flatMap(view => view.figures);
   drawn.push(...figures);
   return h("section", {},

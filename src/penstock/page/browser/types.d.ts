@@ -425,6 +425,7 @@ export type Section = {
   charts?: Chart[];
   tables?: Table[];
   shared?: boolean;
+  zoom?: [number, number] | null;
   files?: string[];
 };
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.kernel.machine import Snapshot
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import LatencyTargets, Role
 from penstock.planner.observation import ModelState
 from penstock.planner.plugins.plugin_context import PluginContext
@@ -330,7 +331,7 @@ class SloPropose(Remembering):
         waits = waiting(observed)
         seconds = waits * sizing.tables[role].least / max(1, sized.ready)
         if waits > WAITING_LEAST and seconds > WAITS * self._inputs.ttft:
-            text = f"{waits:.0f} requests wait, and no worker goes while work waits"
+            text = f"no worker goes while work waits: {counted(round(waits), 'request')}"
             floors.append(FloorReason(now, "waiting", text))
         return max(floors, key=lambda floor: floor.workers)
 

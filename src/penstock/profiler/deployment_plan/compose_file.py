@@ -21,6 +21,7 @@ from penstock.config.worker_names import pool_prefix
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.plurals import counted
 
 SUBNET = "172.31.71."
 """Network of the services. Any private one does; this is seldom taken."""
@@ -69,7 +70,7 @@ def compose_yaml(settings: ClusterSettings) -> str:
     }
     gpus = sum(len(each.gpus) for each in engines.values())
     head = (
-        f"# {len(engines)} engines"
+        f"# {counted(len(engines), 'engine')}"
         + (f" on GPUs 0 to {gpus - 1} of one host" if gpus else ", no GPU")
         + "; start it with\n"
         "#   PENSTOCK_SOURCE=CHECKOUT docker compose up --build\n"

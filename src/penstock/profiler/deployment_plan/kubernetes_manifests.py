@@ -19,6 +19,7 @@ from penstock.config.settings.planning_settings import KubernetesScaling
 from penstock.config.worker_names import pool_prefix
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import JsonObject
 from penstock.profiler.deployment_plan.compose_file import BlockDumper
 from penstock.runtime.operator.object_names import COMPONENT, INSTANCE, NAME, POOL, object_name
@@ -83,7 +84,7 @@ def kubernetes_yaml(settings: ClusterSettings) -> str:
     ]
     gpus = sum(_gpus(plan.settings) * plan.settings.replicas for plan in plans)
     head = (
-        f"# {len(plans)} pools of engines, {gpus or 'no'} GPUs. Make a key for the API, then apply this file:\n"
+        f"# {counted(len(plans), 'pool')} of engines, {counted(gpus, 'GPU')}. Make a key for the API, then apply it:\n"
         f"#   kubectl create secret generic {KEYS} --from-literal=api-key=$(openssl rand -hex 24)\n"
         "#   penstock render kubernetes CONFIG | kubectl apply -f -\n"
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from penstock.config.reading.units import parse_number
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.latency_bins import Bins
+from penstock.kernel.plurals import counted
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
 from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload
@@ -87,7 +88,9 @@ def traffic_of(request: PlanRequest) -> PlannedTraffic:
     made = request.trace is None
     requests = list(_made(request) if made else _traced(request))
     if len(requests) < 2 or requests[-1].at <= requests[0].at:
-        raise ConfigError(f"the trace has {len(requests)} requests at one time", hint="a rate needs two that differ")
+        raise ConfigError(
+            f"the trace has {counted(len(requests), 'request')} at one time", hint="a rate needs two that differ"
+        )
     mix = _mix(requests)
     notes = []
     hit = 1.0 - mix.mean(mix.fresh) / mix.mean(mix.isl)

@@ -15,8 +15,8 @@ from penstock.engine.settings import SimSettings, TimingSettings, TransferSettin
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
-from penstock.kernel.request_record import RequestRecord, weighted_percentile
-from penstock.kernel.statistics import percentile
+from penstock.kernel.request_record import RequestRecord
+from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import Role, Slo, WorkerId
 from penstock.page.page_schema import Section
 from penstock.report.study.study_tables import section_of

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as ScreenTable
 
 from penstock.config.live_knobs import SettingChange
+from penstock.kernel.plurals import counted
 from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, percent, text_table
 from penstock.profiler.tuning.tuning_space import Candidate
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial
@@ -35,18 +36,48 @@ class TunedSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingEffect:
+    """What one change of the proposal brings on the held-out traffic, beside its other changes.
+
+    Args:
+        names: the settings that change together, mostly one.
+        gain: over the proposal without this change.
+        gpu_hours: more than without it.
+    """
+
+    names: Sequence[str]
+    gain: Gain | None
+    gpu_hours: float
+
+    @property
+    def text(self) -> str:
+        """The effect in words; a range with both signs tells nothing."""
+        saved = f"{self.gpu_hours:+.2f} GPU-hours" if round(self.gpu_hours, 2) else ""
+        if self.gain is None:
+            return ", ".join(filter(None, ("too few requests to tell", saved)))
+        told = (
+            points(self.gain)
+            if not self.gain.low <= 0 <= self.gain.high
+            else f"no difference can be told: {points(self.gain)}"
+        )
+        return ", ".join(filter(None, (told, saved)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOutcome:
     """What a search came to.
 
     Args:
         rows: the present config first, then the front, the cheapest first.
         proposed: candidate of one of the rows.
+        effects: of each change of the proposal; none where it has only one, which has the whole gain.
         requests, seconds: of the searched and of the held-out traffic.
         wanted: attainment.
     """
 
     rows: Sequence[TunedSettings]
     proposed: Candidate
+    effects: Sequence[SettingEffect]
     trials: Sequence[TuningTrial]
     requests: tuple[int, int]
     seconds: tuple[float, float]
@@ -69,16 +100,22 @@ class TuningOutcome:
         won = chosen.gain
         if won is None:
             return "The held-out traffic has too few requests to tell whether the gain is real."
-        gained = f"{100 * won.mean:+.1f} points in SLO ({100 * won.low:+.1f} to {100 * won.high:+.1f}), "
+        gained = f"{points(won)} in SLO, "
         gained += f"{abs(saved):.1%} {'fewer' if saved >= 0 else 'more'} GPU-hours"
-        if won.low > 0 or (won.high >= 0 and saved >= WORTH):
+        if won.low > 0:
             return f"The gain holds on traffic that was not searched: {gained}."
         if won.high < 0 and saved <= 0:
             return f"The gain does not hold on traffic that was not searched: {gained}. Keep the present settings."
         if won.high < 0:
             share = percent(chosen.holdout.attainment)
             return f"On traffic that was not searched it trades attainment for cost ({share} in SLO): {gained}."
-        return f"On traffic that was not searched no difference in attainment can be told: {gained}."
+        saves = "it saves GPU-hours, and " if saved >= WORTH else ""
+        return f"On traffic that was not searched {saves}no difference in attainment can be told: {gained}."
+
+
+def points(gain: Gain) -> str:
+    """Write a gain in points of a percentage, with its range."""
+    return f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
 def as_json(outcome: TuningOutcome) -> str:
@@ -104,6 +141,15 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
             }
             for row in outcome.rows
         ],
+        "effects": [
+            {
+                "settings": list(effect.names),
+                "gain": msgspec.to_builtins(effect.gain),
+                "gpu_hours": effect.gpu_hours,
+                "text": effect.text,
+            }
+            for effect in outcome.effects
+        ],
         "notes": list(outcome.notes),
     }
 
@@ -116,7 +162,7 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     searched, holdout = outcome.requests
-    title = f"{len(outcome.trials)} trials; searched on {searched:,} requests, held out {holdout:,}"
+    title = f"{counted(len(outcome.trials), 'trial')}; searched on {counted(searched, 'request')}, held out {holdout:,}"
     table = ScreenTable(title=title, title_justify="left")
     for place, name in enumerate(HEAD):
         table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
@@ -130,6 +176,10 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
         console.print("Proposed:")
         for change in outcome.chosen.changes:
             console.print(f"  {change.key}: {_text(change.old)} -> {_text(change.new)}", markup=False, soft_wrap=True)
+    if outcome.effects:
+        console.print("Each of them beside the others, on the held-out traffic:")
+    for effect in outcome.effects:
+        console.print(f"  {', '.join(effect.names)}: {effect.text}", markup=False, soft_wrap=True)
     console.print(f"{out}/tuned.yaml has the proposed config, {out}/report.html the front.", soft_wrap=True)
 
 
@@ -165,14 +215,18 @@ def tuning_page(outcome: TuningOutcome) -> Page:
             "On the held-out traffic", [("front", [row.holdout for row in outcome.rows[1:]])], outcome.rows[0].holdout
         ),
     ]
+    effects = {name: effect.text for effect in outcome.effects for name in effect.names}
     diff = text_table(
         "Proposed changes",
-        ["setting", "now", "proposed"],
-        [[change.key, _text(change.old), _text(change.new)] for change in outcome.chosen.changes],
+        ["setting", "now", "proposed", "brings, beside the others"],
+        [
+            [change.key, _text(change.old), _text(change.new), effects.get(change.key, "the whole gain")]
+            for change in outcome.chosen.changes
+        ],
     )
     return Page(
         title="Tuned settings",
-        about=f"{len(outcome.trials)} trials in simulation; the last {outcome.seconds[1]:,.0f} s were held out",
+        about=f"{counted(len(outcome.trials), 'trial')} in simulation; held out: the last {outcome.seconds[1]:,.0f} s",
         notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
         sections=[
             Section(

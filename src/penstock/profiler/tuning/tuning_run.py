@@ -3,7 +3,7 @@
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,10 +14,19 @@ from penstock.config.reading.load import load, resolved_yaml
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError, write_hint
+from penstock.kernel.plurals import counted
 from penstock.page.page_file import write_page
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
-from penstock.profiler.tuning.tuning_report import TunedSettings, TuningOutcome, as_json, print_tables, tuning_page
-from penstock.profiler.tuning.tuning_space import Candidate, TuningSpace, space_of
+from penstock.profiler.tuning.tuning_report import (
+    WORTH,
+    SettingEffect,
+    TunedSettings,
+    TuningOutcome,
+    as_json,
+    print_tables,
+    tuning_page,
+)
+from penstock.profiler.tuning.tuning_space import AS_IT_IS, Candidate, TuningSpace, space_of
 from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
 from penstock.report.csv_file import write_csv
 from penstock.report.simulation.simulation_options import SimulateOptions
@@ -71,8 +80,14 @@ def main(options: TuneOptions) -> int:
     trials = TrialRunner(simulate, space, search, holdout)
     scores = _search(options, space, trials)
     best = front(scores)[:FRONT_MAX]
-    tried = trials.holdout([space.configured, *(one for one in best if one != space.configured)])
+    wanted = options.attainment
+    proposed = pared(_proposed(scores, best, wanted, space.configured), trials.trial, wanted)
+    rest = (one for one in best if one not in (space.configured, proposed))
+    tried = trials.holdout(list(dict.fromkeys([space.configured, proposed, *rest])))
     before = tried[space.configured]
+    undone = [] if proposed == space.configured else trials.valid(iter(without_one(proposed).values()), len(proposed))
+    undone = [one for one in undone if one != space.configured]
+    apart = trials.holdout(undone)
     present = _settings(simulate, space, space.configured)
     rows = [
         TunedSettings(
@@ -86,12 +101,23 @@ def main(options: TuneOptions) -> int:
     ]
     outcome = TuningOutcome(
         rows=rows,
-        proposed=_proposed(scores, best, options.attainment, space.configured),
+        proposed=proposed,
+        effects=[
+            SettingEffect(
+                names=[
+                    change.key
+                    for change in differences(_settings(simulate, space, one), _settings(simulate, space, proposed))
+                ],
+                gain=gain(tried[proposed], apart[one]),
+                gpu_hours=tried[proposed].gpu_hours - apart[one].gpu_hours,
+            )
+            for one in undone
+        ],
         trials=trials.done,
         requests=(len(search.requests), len(holdout.requests)),
         seconds=(search.seconds, holdout.seconds),
         axes=[axis.name for axis in space.axes],
-        wanted=options.attainment,
+        wanted=wanted,
         notes=[*variant.notes, *notes, *trials.refused[:1]],
     )
     _write(options, outcome, _settings(simulate, space, outcome.proposed))
@@ -152,6 +178,13 @@ class TrialRunner:
             self.whole.update(fresh)
         return {one: trial.score for one, trial in {**known, **fresh}.items()}
 
+    def trial(self, candidate: Candidate) -> TuningTrial | None:
+        """Return a candidate's trial on the whole of the searched traffic; None where its settings contradict."""
+        if not self.valid(iter((candidate,)), 1):
+            return None
+        self.evaluate([candidate], 1.0)
+        return self.whole[candidate]
+
     def holdout(self, candidates: Sequence[Candidate]) -> dict[Candidate, TuningTrial]:
         """Return the trials of candidates on the traffic that was not searched."""
         return self._carry_out(candidates, self._holdout, 1.0, holdout=True)
@@ -195,6 +228,38 @@ class TrialRunner:
         return list(chosen)
 
 
+def without_one(candidate: Candidate) -> dict[int, Candidate]:
+    """Return, for each axis that a candidate changes, the candidate without that change."""
+    return {
+        place: (*candidate[:place], AS_IT_IS, *candidate[place + 1 :])
+        for place, choice in enumerate(candidate)
+        if choice != AS_IT_IS
+    }
+
+
+def pared(proposed: Candidate, trial_of: Callable[[Candidate], TuningTrial | None], wanted: float) -> Candidate:
+    """Return a proposal without the changes that bring nothing: each in turn is undone where that costs nothing.
+
+    Args:
+        trial_of: on the searched traffic; None for a candidate whose settings contradict each other.
+        wanted: attainment.
+    """
+    whole = trial_of(proposed)
+    for place in without_one(proposed):
+        simpler = without_one(proposed)[place]
+        if whole is not None and (trial := trial_of(simpler)) is not None and _costs_nothing(trial, whole, wanted):
+            proposed = simpler
+    return proposed
+
+
+def _costs_nothing(simpler: TuningTrial, whole: TuningTrial, wanted: float) -> bool:
+    """Return whether no loss can be told: against the whole proposal each time, so that small losses don't add up."""
+    if simpler.gpu_hours > whole.gpu_hours * (1 + WORTH) or simpler.attainment < wanted <= whole.attainment:
+        return False
+    loss = gain(simpler, whole)
+    return simpler.attainment >= whole.attainment if loss is None else loss.high >= 0
+
+
 def _search(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Mapping[Candidate, TrialScore]:
     """Return the scores of all that came to a last rung: of samples from everywhere, then of the front's neighbours."""
     rng = random.Random(options.simulate.seed)
@@ -217,7 +282,7 @@ def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[Traffic
     holdout = list(trace_slices.rebase(trace_slices.by_time(requests, split, None), split))
     if not search or not holdout:
         raise ConfigError(
-            f"{len(requests)} requests over {end:g} s can't be split at {split:g} s",
+            f"{counted(len(requests), 'request')} over {end:g} s can't be split at {split:g} s",
             hint="give a longer trace, or another --hold-out",
         )
     return TrafficStretch(search, split), TrafficStretch(holdout, end - split)

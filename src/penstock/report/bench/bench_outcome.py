@@ -8,14 +8,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.report.bench.saturation import Reason, reasons
 from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_summary import LatencySpread, RunSummary
 
-SCHEMA = 1
+SCHEMA = 2
 _SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued", "lateness")
-_POINTS = ("mean", "p50", "p90", "p99", "max")
+_POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class BenchOutcome:
 
 
 def as_json(outcome: BenchOutcome) -> str:
-    """Return indented JSON with stable keys; figures measured by the clock have keys that begin with wall."""
+    """Return indented JSON with stable keys."""
     return json.dumps(as_dict(outcome), indent=2) + "\n"
 
 
@@ -106,23 +107,23 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
             }
             for name, share in summary.workers.items()
         },
-        "wall_run": outcome.run,
-        "wall_duration_s": summary.duration,
-        "wall_in_slo": summary.in_slo,
-        "wall_goodput_share": summary.goodput_share,
-        "wall_goodput_per_s": summary.in_slo / span if span else None,
-        "wall_requests_per_s": summary.ok / span if span else None,
-        "wall_output_tokens_per_s": summary.output_tokens / span if span else None,
+        "run": outcome.run,
+        "duration_s": summary.duration,
+        "in_slo": summary.in_slo,
+        "goodput_share": summary.goodput_share,
+        "goodput_per_s": summary.in_slo / span if span else None,
+        "requests_per_s": summary.ok / span if span else None,
+        "output_tokens_per_s": summary.output_tokens / span if span else None,
     }
     for name in _SPREADS:
         one: LatencySpread | None = getattr(summary, name)
         for point in _POINTS:
-            fields[f"wall_{name}_{point}_s"] = None if one is None else getattr(one, point)
-    fields["wall_cpu_mean"] = outcome.cpu_mean
-    fields["wall_cpu_peak"] = outcome.cpu_peak
-    fields["wall_cpu_saturated_share"] = outcome.cpu_saturated
-    fields["wall_verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
-    fields["wall_notes"] = "; ".join(outcome.notes)
+            fields[f"{name}_{point}_s"] = None if one is None else getattr(one, point)
+    fields["cpu_mean"] = outcome.cpu_mean
+    fields["cpu_peak"] = outcome.cpu_peak
+    fields["cpu_saturated_share"] = outcome.cpu_saturated
+    fields["verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
+    fields["notes"] = list(outcome.notes)
     return fields
 
 
@@ -130,7 +131,7 @@ def print_table(outcome: BenchOutcome, console: Console | None = None) -> None:
     """Print the outcome for people."""
     console = console or Console(file=sys.stdout, highlight=False)
     summary = outcome.summary
-    table = Table(title=f"{summary.submitted} requests to {outcome.model}", title_justify="left")
+    table = Table(title=f"{counted(summary.submitted, 'request')} to {outcome.model}", title_justify="left")
     table.add_column("milliseconds")
     for point in _POINTS:
         table.add_column(point, justify="right")
@@ -168,8 +169,8 @@ def _lines(outcome: BenchOutcome) -> list[str]:
     ]
     for name, share in summary.workers.items():
         lines.append(
-            f"  {name}: {share.requests} requests ({share.share:.0%}), {share.prompt_tokens:,} prompt tokens, "
-            f"hit rate {_percent(share.hit_rate)}"
+            f"  {name}: {counted(share.requests, 'request')} ({share.share:.0%}), "
+            f"{counted(share.prompt_tokens, 'prompt token')}, hit rate {_percent(share.hit_rate)}"
         )
     if outcome.cpu_mean is not None and outcome.cpu_peak is not None:
         lines.append(f"CPU of this machine: {outcome.cpu_mean:.0%} busy on average, {outcome.cpu_peak:.0%} at most")

@@ -16,6 +16,7 @@ import uvloop
 import yaml
 
 from penstock.adapters.task_cancel import cancel_all
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RecordFault, RequestLeg, RequestRecord, gaps_of, summarise_gaps
 from penstock.kernel.values import Slo
 from penstock.report.bench import saturation
@@ -215,7 +216,9 @@ def _judge(
     )
     invalid: list[tuple[saturation.Reason, str]] = []
     if summary.unsent:
-        invalid.append(("inflight_max", f"{summary.unsent} requests were not sent: {options.max_inflight} in flight"))
+        invalid.append(
+            ("inflight_max", f"{counted(summary.unsent, 'request')} not sent: {options.max_inflight} in flight")
+        )
     if interrupted:
         invalid.append(("interrupted", "the run was interrupted"))
     if not summary.ok:
@@ -246,10 +249,12 @@ def _notes(
     notes: list[str] = []
     if collector.counting.get("chunks"):
         notes.append(
-            f"{collector.counting['chunks']} streams reported no token counts: each of their chunks counts as one token"
+            f"{counted(collector.counting['chunks'], 'stream')} without token counts: each chunk counts as one token"
         )
     if collector.inexact:
-        notes.append(f"in {collector.inexact} streams the chunks' tokens do not add up to the usage at the end")
+        notes.append(
+            f"in {counted(collector.inexact, 'stream')} the chunks' tokens do not add up to the usage at the end"
+        )
     reported = sum(record.cached is not None for record in collector.records)
     if sent and not reported:
         notes.append("the server tells no cached tokens in its usage: the hit rate is unknown")
@@ -264,7 +269,7 @@ def _notes(
         notes.append("no bound of an infinite cache: the server does not tell its block size; --block-size does")
     if plan.trace is not None and plan.trace.skipped:
         first = plan.trace.errors[0].message
-        notes.append(f"{plan.trace.skipped} bad rows of the trace were skipped; the first: {first}")
+        notes.append(f"skipped: {counted(plan.trace.skipped, 'bad row')} of the trace; the first: {first}")
     failures = Counter(record.reason for record in collector.records if record.outcome in ("failed", "expired"))
     for reason, count in failures.most_common(3):
         notes.append(f"{count} x {reason}")

@@ -15,6 +15,7 @@ from typing import Literal
 import aiohttp
 
 from penstock.adapters.background_tasks import BackgroundTasks
+from penstock.kernel.plurals import counted
 from penstock.report.bench.token_stream import AnswerStream, BadStream, Counting
 
 PREPARED_MAX = 64
@@ -129,7 +130,7 @@ class LoadGenerator:
     def _fire(self, shot: PlannedShot) -> None:
         sample = ShotSample(key=shot.key, due=shot.due, sent=self.now())
         if len(self._tasks) >= self._inflight_max:
-            sample.reason = f"{self._inflight_max} requests were in flight already"
+            sample.reason = f"already in flight: {counted(self._inflight_max, 'request')}"
             self._ended(sample)
             return
         self.sent += 1

@@ -23,6 +23,8 @@ CHANGES = ("apply", "advise")
 FAULTS = ("error", "timeout")
 SMOOTH = 60.0
 """Seconds over which the rate is averaged for the perfect bound."""
+MARGIN, MOST = 0.05, 0.9
+"""Share of the eventful time that is shown before and after it; share of a run above which all of it is shown."""
 TARGET = 0.99
 """Attainment that a report holds a run against, where none is given: what objectives of latency usually name."""
 
@@ -55,7 +57,8 @@ class AttainedShare(NamedTuple):
 class ForecastPoint(NamedTuple):
     """Forecast made at ``made_at`` for the seconds around ``at``, in requests/s, and the actual rate.
 
-    ``low`` and ``high``: the outermost forecast quantiles; ``actual`` is None where the run ended before.
+    ``low`` and ``high``: the outermost forecast quantiles; ``actual`` is None where the run ended before. ``idle``:
+    nothing had come for a minute, and nothing came: such a forecast says nothing of how good forecasts are.
     """
 
     made_at: float
@@ -65,6 +68,7 @@ class ForecastPoint(NamedTuple):
     q90: float | None
     high: float | None
     actual: float | None
+    idle: bool = False
 
 
 class PredictedLoad(NamedTuple):
@@ -145,8 +149,21 @@ class PlannerAnalysis:
     def hours(self) -> float:
         return (self.end - self.begin) / 3600
 
+    @property
+    def eventful(self) -> tuple[float, float] | None:
+        """From when to when something happened, requests or decisions, with a margin; None where that is most of it."""
+        arrived = [at for rates in self.rates.values() for at, rate in zip(rates.times, rates.values) if rate]
+        times = [*arrived, *(each.at for each in self.decisions)]
+        if not times:
+            return None
+        first, last = min(times) - self.base, max(times)  # a rate is of the time before its tick
+        margin = max(self.base, MARGIN * (last - first))
+        low, high = max(self.begin, first - margin), min(self.end, last + margin)
+        return (low, high) if high - low < MOST * (self.end - self.begin) else None
+
     def numbers(self) -> dict[str, Any]:
         """Return the run in numbers, as plain data; unknown is None."""
+        made = [forecast for each in self.forecasts.values() for forecast in each if not forecast.idle]
         judged = sum(window.judged for window in self.attained)
         gpu_hours = self.cost.values[-1] or 0.0
         perfect = self.bound_cost.values[-1] if self.bound_cost.values else None
@@ -162,9 +179,10 @@ class PlannerAnalysis:
             "gpu_hours": gpu_hours,
             "perfect_gpu_hours": perfect,
             "cost_over_perfect": gpu_hours / perfect if perfect else None,
-            "below_q50": calibration([f for each in self.forecasts.values() for f in each], "q50"),
-            "below_q90": calibration([f for each in self.forecasts.values() for f in each], "q90"),
-            "forecast_error": error_of([f for each in self.forecasts.values() for f in each]),
+            "below_q50": calibration(made, "q50"),
+            "below_q90": calibration(made, "q90"),
+            "forecast_error": error_of(made),
+            "idle_forecasts": sum(forecast.idle for each in self.forecasts.values() for forecast in each),
             "decisions": len(self.decisions),
             "direction_changes": sum(flips.values()),
             "direction_changes_per_hour": sum(flips.values()) / self.hours if self.hours else None,
@@ -382,7 +400,8 @@ def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) ->
         if q50 is None:
             continue
         actual = rates.mean(start, end) if end <= last + 1e-6 else None
-        forecasts.append(ForecastPoint(tick.at, at, q50, low, q90, high, actual))
+        idle = actual == 0 and rates.mean(tick.at - SMOOTH, end) == 0
+        forecasts.append(ForecastPoint(tick.at, at, q50, low, q90, high, actual, idle))
     return forecasts
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.config.reading.load import resolved_yaml
 from penstock.kernel.machine import SECOND
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RequestRecord
 from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_report_page import write_planner_report
@@ -72,9 +73,9 @@ def dry_run(config: str | None, overrides: Sequence[str], trace: Path, *, start_
     return "\n".join(
         [
             *notes,
-            f"{cluster.end / SECOND:,.0f} s simulated, {judged:,} requests: {share} within TTFT {1e3 * ttft:g} ms and "
-            f"ITL {1e3 * itl:g} ms, for {cluster.gpu_hours():.3f} GPU-hours; "
-            f"{len(changes)} changes in {sum(outcomes.values())} ticks.",
+            f"{cluster.end / SECOND:,.0f} s simulated, {counted(judged, 'request')}: {share} within "
+            f"TTFT {1e3 * ttft:g} ms and ITL {1e3 * itl:g} ms, for {cluster.gpu_hours():.3f} GPU-hours; "
+            f"{counted(len(changes), 'change')} in {counted(sum(outcomes.values()), 'tick')}.",
             *shown,
             f"All of them, with candidates: {this_command()} explain scale --run {folder.path}",
             f"Drawn: {report}",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RecordOutcome, RequestRecord
 from penstock.kernel.values import Slo
 from penstock.page.page_file import write_page
@@ -114,7 +115,12 @@ def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> P
     """Return the page."""
     policy = ", ".join(dict.fromkeys(tick.policy for tick in story.ticks))
     about = f"policy {policy}, {len(story.ticks):,} ticks of {story.base:.3g} s"
-    charts = charts_of(story)
+    charts, zoom = charts_of(story), story.eventful
+    shown = (
+        []
+        if zoom is None
+        else [f"Shown is where something happened, second {zoom[0]:,.0f} to {zoom[1]:,.0f}; a double click shows all."]
+    )
     return Page(
         title=f"Planner: {name}",
         about=f"penstock {run['penstock']}, {about}" if "penstock" in run else about,
@@ -122,9 +128,10 @@ def planner_page(story: PlannerAnalysis, name: str, run: Mapping[str, Any]) -> P
         sections=[
             Section(
                 "The run",
-                [f"In SLO is counted over {story.attained_from}." + _mu_text(story)],
+                [f"In SLO is counted over {story.attained_from}." + _mu_text(story), *shown],
                 charts=[chart for chart in charts if any(series.at for series in chart.series)],
                 shared=True,
+                zoom=zoom,
                 files=[*dict.fromkeys(chart.csv for chart in charts)],
             ),
             _decisions(story),
@@ -200,21 +207,22 @@ def _changes(story: PlannerAnalysis) -> Chart:
 
 def _figures(story: PlannerAnalysis) -> list[KeyFigure]:
     n = story.numbers()
-    kept = [f"of {n['judged']:,} requests", f"{story.target:.0%} are asked for"]
+    kept = [f"of {counted(n['judged'], 'request')}", f"{story.target:.0%} are asked for"]
     if story.predicted:
         kept.append(f"{percent(n['attainment_predicted'])} were predicted")
     if n["worst_window"] is not None:
         kept.append(f"{percent(n['worst_window'])} in the worst window")
     perfect = n["perfect_gpu_hours"]
     bound = "needs windows that kept the target, or mu" if perfect is None else f"of {perfect:.2f} GPU-hours"
+    idle = f"; without {counted(n['idle_forecasts'], 'forecast')} of idle time" if n["idle_forecasts"] else ""
     turns = f"{_number(n['direction_changes_per_hour'])} turns an hour; 2 or fewer is calm"
     return [
         KeyFigure("in SLO", percent(n["attainment"]), "; ".join(kept)),
         KeyFigure("GPU-hours", f"{n['gpu_hours']:.2f}", f"in {n['hours']:.2f} h"),
         KeyFigure("times the perfect bound", _number(n["cost_over_perfect"]), bound),
         KeyFigure("decisions", f"{n['decisions']:,}", turns),
-        KeyFigure("actuals at or below q50", percent(n["below_q50"]), "50% is calibrated"),
-        KeyFigure("actuals at or below q90", percent(n["below_q90"]), "90% is calibrated"),
+        KeyFigure("actuals at or below q50", percent(n["below_q50"]), f"50% is calibrated{idle}"),
+        KeyFigure("actuals at or below q90", percent(n["below_q90"]), f"90% is calibrated{idle}"),
         KeyFigure("error of the forecast", percent(n["forecast_error"]), "sum of |q50 - actual| over sum of actuals"),
         KeyFigure("failures of plugins", f"{n['plugin_errors']:,}", "errors and timeouts"),
         KeyFigure("ticks without sight", f"{n['ticks_without_sight']:,}", f"of {n['ticks']:,}"),
@@ -233,7 +241,7 @@ def _decisions(story: PlannerAnalysis) -> Section:
         rows.append(Row([f"{each.at:,.0f}", f"{each.tick:,}", because], id=f"tick-{each.tick}", more=_candidates(each)))
     return Section(
         "Decisions",
-        [f"{left:,} older ones are in planner-decisions.csv."] if left else [],
+        [f"planner-decisions.csv has {counted(left, 'older one')} as well."] if left else [],
         tables=[
             Table(
                 "Decisions, the newest first",

@@ -33,8 +33,12 @@ def write_tables(folder: Path, story: PlannerAnalysis) -> None:
     )  # fmt: skip
     _write(
         folder / "planner-forecast.csv",
-        ("model", "made_s", "at_s", "q50", "low", "q90", "high", "actual"),
-        ((model, *forecast) for model, forecasts in story.forecasts.items() for forecast in forecasts),
+        ("model", "made_s", "at_s", "q50", "low", "q90", "high", "actual", "idle"),
+        (
+            (model, *forecast[:-1], int(forecast.idle))
+            for model, forecasts in story.forecasts.items()
+            for forecast in forecasts
+        ),
     )
     _write(
         folder / "planner-pools.csv",

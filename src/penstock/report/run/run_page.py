@@ -258,18 +258,17 @@ def _latencies(summary: RunSummary) -> Table:
         ("lateness of the generator (ms)", summary.lateness),
     ):
         if one is not None:
-            rows.append((label, *(f"{v * 1e3:,.1f}" for v in (one.mean, one.p50, one.p90, one.p99, one.max))))
-    return text_table("Latencies", ("", "mean", "p50", "p90", "p99", "max"), rows)
+            rows.append((label, *(f"{v * 1e3:,.1f}" for v in (one.mean, one.p50, one.p90, one.p95, one.p99, one.max))))
+    return text_table("Latencies", ("", "mean", "p50", "p90", "p95", "p99", "max"), rows)
 
 
 def _verdict(bench: dict[str, Any]) -> list[PageNote]:
     if not bench:
         return []
     if bench.get("valid"):
-        notes = bench.get("wall_notes")
-        return [PageNote("info", notes)] if notes else []
+        return [PageNote("info", note) for note in bench.get("notes") or ()]
     heading = "In doubt" if bench.get("counts") else "Invalid run"
-    return [PageNote("error", f"{heading}: {bench.get('wall_verdict')}")]
+    return [PageNote("error", f"{heading}: {bench.get('verdict')}")]
 
 
 def _about(run: dict[str, Any], bench: dict[str, Any]) -> str:

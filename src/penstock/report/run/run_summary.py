@@ -8,8 +8,8 @@ from math import inf
 
 import msgspec
 
-from penstock.kernel.request_record import RecordOutcome, RequestRecord, weighted_percentile
-from penstock.kernel.statistics import percentile
+from penstock.kernel.request_record import RecordOutcome, RequestRecord
+from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import Slo
 
 

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.page.page_schema import Axis, Chart, Page, Section, Series, Unit, text_table
 from penstock.report.run.judged_slo import slo_json
@@ -116,12 +117,12 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
     console = console or Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     first = outcomes[0].summary
     span = outcomes[0].simulated
-    table = Table(title=f"{first.submitted:,} requests, {span:,.0f} s of service", title_justify="left")
+    table = Table(title=f"{counted(first.submitted, 'request')}, {span:,.0f} s of service", title_justify="left")
     table.add_column("")
     for outcome in outcomes:
         table.add_column(outcome.name, justify="right")
-    for row in _rows(outcomes):
-        table.add_row(*row)
+    for fact in compared(outcomes):
+        table.add_row(fact.label, *fact.cells)
     console.print(table)
     for outcome in outcomes:
         speed = outcome.simulated / outcome.wall if outcome.wall else 0.0
@@ -137,42 +138,91 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
 
 def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
     """Return the page that sets the outcomes of several variants side by side."""
-    figures: list[tuple[str, Unit, list[float | None]]] = [
-        ("in SLO, of all submitted", "share", [outcome.summary.goodput_share for outcome in outcomes]),
-        ("GPU-hours", "hours", [outcome.gpu_hours for outcome in outcomes]),
-    ]
-    for label, name in (("TTFT p95", "ttft"), ("ITL p95", "itl")):
-        spreads: list[LatencySpread | None] = [getattr(outcome.summary, name) for outcome in outcomes]
-        figures.append((label, "seconds", [None if one is None else one.p95 for one in spreads]))
     names = [outcome.name for outcome in outcomes]
     places = [float(place) for place in range(len(outcomes))]
     charts = [
-        Chart(label, [Series(label, places, values)], y=Axis(unit=unit), kind="bars", names=names)
-        for label, unit, values in figures
+        Chart(
+            fact.label,
+            [Series(fact.label, places, [None if each is None else each / fact.scale for each in fact.values])],
+            f"best: {fact.winner}" if fact.winner else "",
+            y=Axis(unit=fact.unit),
+            kind="bars",
+            names=[f"{name}: {cell}" for name, cell in zip(names, fact.cells, strict=True)],
+        )
+        for fact in compared(outcomes)
+        if fact.drawn
     ]
+    rows = [[fact.label, *fact.with_ratios(), fact.winner or "-"] for fact in compared(outcomes)]
+    text = f"In brackets: the value over that of {names[0]}. Best is the one that is better as shown."
     return Page(
         title="Variants compared",
-        about=f"{outcomes[0].summary.submitted:,} requests, the same for each variant",
-        sections=[Section("Side by side", charts=charts, tables=[text_table("", ["", *names], _rows(outcomes))])],
+        about=f"{counted(outcomes[0].summary.submitted, 'request')}, the same for each variant",
+        sections=[Section("Side by side", [text], charts=charts, tables=[text_table("", ["", *names, "best"], rows)])],
     )
 
 
-def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
+class ComparedFact(NamedTuple):
+    """One fact of several variants.
+
+    Args:
+        cells, values: of each variant; a value is None where it is unknown, or the fact is no single number.
+        better: which value is; None where neither is.
+        drawn: as a chart too; ``unit``: of its values, each divided by ``scale``.
+    """
+
+    label: str
+    names: Sequence[str]
+    cells: Sequence[str]
+    values: Sequence[float | None]
+    better: Literal["low", "high"] | None = None
+    drawn: bool = False
+    unit: Unit = "count"
+    scale: float = 1.0
+
+    @property
+    def winner(self) -> str | None:
+        """The variant with the best value; None where others show the same, or one is unknown."""
+        if self.better is None or any(value is None for value in self.values):
+            return None
+        known = [value for value in self.values if value is not None]
+        best = (min if self.better == "low" else max)(range(len(known)), key=known.__getitem__)
+        return self.names[best] if [*self.cells].count(self.cells[best]) == 1 else None
+
+    def with_ratios(self) -> list[str]:
+        """Return the cells, those of later variants with their value over the first one's."""
+        first, *others = self.values
+        ratios = [f" (x{value / first:.2f})" if value is not None and first else "" for value in others]
+        return [self.cells[0], *(cell + ratio for cell, ratio in zip(self.cells[1:], ratios, strict=True))]
+
+
+def compared(outcomes: Sequence[SimulationOutcome]) -> Iterator[ComparedFact]:
+    """Yield what the variants are compared by."""
+    names = [outcome.name for outcome in outcomes]
     for label, name in (("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("end to end", "e2e")):
         for point in POINTS[:-1]:
             spreads: list[LatencySpread | None] = [getattr(outcome.summary, name) for outcome in outcomes]
-            cells = ["-" if one is None else f"{getattr(one, point) * 1e3:,.1f}" for one in spreads]
-            yield [f"{label} {point} (ms)", *cells]
+            values = [None if one is None else getattr(one, point) * 1e3 for one in spreads]
+            cells = ["-" if value is None else f"{value:,.1f}" for value in values]
+            drawn = point == "p95" and name in ("ttft", "itl")
+            yield ComparedFact(f"{label} {point} (ms)", names, cells, values, "low", drawn, "seconds", 1e3)
+    judged: tuple[tuple[str, Literal["low", "high"], Unit, Callable[[SimulationOutcome], float | None], str], ...] = (
+        ("in SLO, of all submitted", "high", "share", lambda o: o.summary.goodput_share, "{:.1%}"),
+        ("goodput (requests in SLO per s)", "high", "rate", lambda o: o.goodput, "{:,.2f}"),
+        ("hit rate (cached prompt tokens)", "high", "share", lambda o: o.summary.hit_rate, "{:.1%}"),
+        ("GPU-hours", "low", "hours", lambda o: o.gpu_hours, "{:,.2f}"),
+        ("answered", "high", "count", lambda o: o.summary.ok, "{:,}"),
+        ("rejected", "low", "count", lambda o: o.summary.rejected, "{:,}"),
+        ("failed or expired", "low", "count", lambda o: o.summary.failed + o.summary.expired, "{:,}"),
+        ("preemptions", "low", "count", lambda o: o.preemptions, "{:,}"),
+    )
+    for label, better, unit, value_of, form in judged:
+        values = [value_of(outcome) for outcome in outcomes]
+        cells = ["-" if value is None else form.format(value) for value in values]
+        yield ComparedFact(
+            label, names, cells, values, better, label in ("in SLO, of all submitted", "GPU-hours"), unit
+        )
     facts: dict[str, Callable[[SimulationOutcome], str]] = {
-        "in SLO, of all submitted": lambda o: _percent(o.summary.goodput_share),
-        "goodput (requests in SLO per s)": lambda o: "-" if o.goodput is None else f"{o.goodput:,.2f}",
-        "hit rate (cached prompt tokens)": lambda o: _percent(o.summary.hit_rate),
-        "GPU-hours": lambda o: f"{o.gpu_hours:,.2f}",
-        "answered": lambda o: f"{o.summary.ok:,}",
-        "rejected": lambda o: f"{o.summary.rejected:,}",
-        "failed or expired": lambda o: f"{o.summary.failed + o.summary.expired:,}",
         "tried again, continued elsewhere": lambda o: f"{o.retries:,}, {o.migrations:,}",
-        "preemptions": lambda o: f"{o.preemptions:,}",
     }
     if any(outcome.asleep_hours for outcome in outcomes):
         facts = {**facts, "hours asleep, without GPUs": lambda o: f"{o.asleep_hours:,.2f}"}
@@ -207,7 +257,7 @@ def _rows(outcomes: Sequence[SimulationOutcome]) -> Iterator[list[str]]:
     for tier in sorted({tier for outcome in outcomes for tier in outcome.summary.cached_by_tier}):
         facts = {**facts, f"of that, loaded from {tier}": partial(_from_tier, tier)}
     for label, tell in facts.items():
-        yield [label, *(tell(outcome) for outcome in outcomes)]
+        yield ComparedFact(label, names, [tell(outcome) for outcome in outcomes], [None] * len(outcomes))
 
 
 def _media(outcome: SimulationOutcome) -> str:

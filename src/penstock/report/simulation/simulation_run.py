@@ -29,6 +29,7 @@ from penstock.engine.timing.timing_model import source_of
 from penstock.fleet.journal import fleet_book
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos
+from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RequestRecord
 from penstock.page.page_file import write_page
 from penstock.planner.planner import Planner
@@ -276,7 +277,7 @@ def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     chosen = list(cut(options, iter(requests)))
     notes = []
     if trace.skipped:
-        notes = [f"{trace.skipped} bad rows of the trace were skipped; the first: {trace.errors[0].message}"]
+        notes = [f"skipped: {counted(trace.skipped, 'bad row')} of the trace; the first: {trace.errors[0].message}"]
     return partial(iter, chosen), notes
 
 
@@ -440,7 +441,9 @@ def _bar(
             drawn = now
             simulated = cluster.simulation.now / SECOND
             done = simulated if options.duration else cluster.world.closed
-            bar.update(line, completed=done, state=f"{cluster.world.closed:,} requests, {simulated:,.0f} s simulated")
+            bar.update(
+                line, completed=done, state=f"{counted(cluster.world.closed, 'request')}, {simulated:,.0f} s simulated"
+            )
             bar.refresh()
 
         yield draw
@@ -452,4 +455,8 @@ def _ended(journals: Iterable[JournalWriter]) -> list[str]:
 
 
 def _lost(writer: LineWriter) -> list[str]:
-    return [f"{writer.lost} lines of {writer.path.name} could not be written: {writer.failing}"] if writer.lost else []
+    return (
+        [f"{counted(writer.lost, 'line')} of {writer.path.name} could not be written: {writer.failing}"]
+        if writer.lost
+        else []
+    )

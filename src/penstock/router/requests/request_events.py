@@ -1,6 +1,7 @@
 """Handlers of a request's milestones, from `Arrived` to its one `Closed`."""
 
 from penstock.kernel.machine import SECOND, Nanos, nanos
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
 from penstock.router.requests import handoff, hedging
@@ -33,7 +34,7 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
     request.counted = True
     pool.inflight += 1
     if pool.inflight > pool.inflight_max:
-        text = f"{pool.inflight_max} requests of {event.model} are running or waiting"
+        text = f"the limit is reached: {counted(pool.inflight_max, 'request')} of {event.model} running or waiting"
         close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
     wish = event.preferences
@@ -136,7 +137,7 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
             assert event.resume is not None
             core.note(
                 "migrated",
-                f"request {request.id} goes on elsewhere after {event.resume.tokens} tokens: {event.reason}",
+                f"request {request.id} goes on elsewhere after {counted(event.resume.tokens, 'token')}: {event.reason}",
                 request=request.id,
                 worker=request.target.worker,
             )

@@ -6,6 +6,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.machine import SECOND, Nanos, nanos, seconds
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import TIERS_LABEL, Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
@@ -228,11 +229,11 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
         room = pool.fair.room(tenant, pool.waiting_max)
         if pool.fair.waits(tenant) >= room:
-            text = f"{room} requests of this tenant are waiting, which is its share of the queue"
+            text = f"this tenant's share of the queue is full: {counted(room, 'request')} waiting"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
             return
     if len(pool.queue) >= pool.waiting_max:
-        text = f"{len(pool.queue)} requests of {pool.model} are waiting, which is the limit"
+        text = f"the queue of {pool.model} is full: {counted(len(pool.queue), 'request')} waiting"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
     held = pool.overlaps(request.prompt, now).values()

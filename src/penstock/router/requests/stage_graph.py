@@ -14,6 +14,7 @@ What one stage makes the next one fetches, by one of three protocols:
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import NOTHING_PROMISED, HandoffProtocol, LatencyTargets, Role
 from penstock.router.settings import HandoffSettings
 
@@ -85,7 +86,7 @@ def remote_prefill(
     there = remote.queued + remote.new
     told = (
         f"{there} tokens until it is done on {remote.worker}, {here} on {local.worker}, where {local.new} new ones "
-        f"hold up {local.running} running requests"
+        f"hold up {counted(local.running, 'running request')}"
     )
     return (False, f"no remote prefill: {told}") if there > here else (True, f"remote prefill: {told}")
 
@@ -102,7 +103,8 @@ def _by_time(targets: LatencyTargets, remote: StagePath, local: StagePath) -> tu
     there = (misses(remote), remote.ttft_ms)
     told = (
         f"first token after {remote.ttft_ms:.0f} ms by {remote.worker}, {local.ttft_ms:.0f} ms by {local.worker}, "
-        f"which holds up {local.running} running requests for {local.stall_ms:.0f} ms (ITL {local.itl_ms:.1f} ms)"
+        f"which holds up {counted(local.running, 'running request')} for {local.stall_ms:.0f} ms "
+        f"(ITL {local.itl_ms:.1f} ms)"
     )
     if there[0] != here[0]:
         told += f"; {'the latter' if there[0] > here[0] else 'the former'} keeps more of the SLO"

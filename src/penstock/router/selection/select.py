@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
 from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, second_of, totals_of
@@ -107,7 +108,7 @@ def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Rand
 
 
 def _price(cost: Cost) -> str:
-    return f"cost {cost.total:.1f} {cost.unit} with {cost.overlap_blocks} blocks cached"
+    return f"cost {cost.total:.1f} {cost.unit} with {counted(cost.overlap_blocks, 'block')} cached"
 
 
 def _workers(costs: Sequence[Cost]) -> str:

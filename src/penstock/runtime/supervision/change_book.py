@@ -1,6 +1,5 @@
 """Change book of a supervisor: says on its terminal what happens to the cluster, and writes down what it did itself."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ class ChangeBook:
         self._say(f"{change.time[11:19]}Z {change.text}")
         if by in (SUPERVISOR, PLANNER):
             self._lines.write(change)
-            asyncio.get_running_loop().run_in_executor(None, self._lines.flush)
+            self._lines.flush()  # one line, and a supervisor holds nobody up
 
     def crashed(self, crash: Crash) -> None:
         """Add a crash."""

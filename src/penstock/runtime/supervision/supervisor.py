@@ -81,7 +81,10 @@ def run(
         secret = (None if given else earlier_secret(namespace.state)) or secret_text(settings)
         settings = msgspec.structs.replace(settings, cluster_secret=secret)
         config, before = resolved_yaml(settings), namespace.state.before
-        resumed = RunFolder.resume(Path(before["run"]), command, config=config) if before else None
+        earlier = Path(before.get("run", "/"))
+        # In another runs.dir a run would not go on where the operator wants it now, such as on a disk with room.
+        here = earlier.parent == Path(settings.runs.dir).resolve()
+        resumed = RunFolder.resume(earlier, command, config=config) if here else None
         prune(settings.runs, say)
         folder = resumed or RunFolder.create(settings.runs.dir, command, config=config)
         drop_secret(folder.path)  # that of a killed supervisor, where its run goes on
