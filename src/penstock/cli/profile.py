@@ -102,9 +102,11 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
     sizes = tuple(_size(each) for each in (options["tp"] or "").split(",") if each)
     shape = RequestShape(float(options["isl"]), float(options["osl"]))
     url = target if target is not None and target.startswith(("http://", "https://")) else None
+    model, pool = _pool(target if url is None else None, config, options["engine"], overrides)
     if options["watch"] is not None:
         if url is None:
             raise click.UsageError("--watch needs the URL of an engine that serves.")
+        from penstock.adapters.engines.http.engine_access import read_access
         from penstock.profiler.measurement.pass_watch import watch
 
         manifest = asyncio.run(
@@ -116,11 +118,11 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
                 options["stats"],
                 model=options["model"],
                 key=options["admin_key"],
+                access=read_access(pool.access, "access"),
             )
         )
         click.echo("\n".join(manifest.left_out))
         return 0
-    model, pool = _pool(target if url is None else None, config, options["engine"], overrides)
     sweep = SweepOptions(
         shape=shape,
         transfer=options["partner"] is not None,

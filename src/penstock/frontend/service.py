@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.seams import Store
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
@@ -89,6 +90,8 @@ class Service:
     """Keeps the tenants' budgets over restarts."""
     audit: "AuditLog | None" = None
     """Log of prompts and answers, where there is one."""
+    access: Callable[[str], EngineAccess] = lambda url: OPEN
+    """What a server asks of who talks to it, by its URL."""
     secret: ClusterSecret | None = None
     """Secret of the cluster, by which the frontends recognise each other."""
 
@@ -137,7 +140,7 @@ class Service:
         """Request counts for planners."""
         self.responses = ResponseStore()
         self.programs = ProgramLedger()
-        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards)
+        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards, self.access)
         self.shadows = ShadowDesk(self.metrics, self.shadow_records, self.catalog.ready)
         self.named: Counter[tuple[str, str]] = Counter()
         """Requests by a name that is no model's own, and by the model behind it."""

@@ -220,6 +220,7 @@ def _vllm(
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(HANDOFF_PORT if in_pod else free_port()),
         }
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
+    scheme = "http" if _value(pool.args, "ssl-certfile") is None else "https"
     if transfer:
         flags["--kv-transfer-config"] = json.dumps(transfer)
     if not in_pod and plugin_installed(pool.program, {**os.environ, **pool.env}):
@@ -248,7 +249,7 @@ def _vllm(
     return Launch(
         argv=(pool.program, "serve", pool.model_path or model, *_words(flags, pool.args), *pool.args),
         env=env,
-        url=f"http://{host}:{port}",
+        url=f"{scheme}://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
         card=card,
     )

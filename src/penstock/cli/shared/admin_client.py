@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
@@ -44,14 +45,26 @@ class AdminClient:
         url: base URL, with or without /v1.
         key: sent as a bearer token; None sends none.
         timeout: seconds for the connection and for each silence.
+        tls: of https; None trusts the system.
+        headers: of every request.
     """
 
-    def __init__(self, url: str, key: str | None = None, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.key = key
         self.timeout = timeout
         self.date: str | None = None
         """The Date header of the last answer."""
+        self._tls = tls
+        self._own_headers = headers
         self._parts = _parsed(self.url)
 
     def get(self, path: str, kind: type[T]) -> T:
@@ -107,9 +120,10 @@ class AdminClient:
         """Send a request and yield the answer, whose body has not been read; the connection ends with the block."""
         host, port = self._parts.hostname, self._parts.port
         assert host is not None
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(host, port, timeout=self.timeout)
-        headers = {"accept": "application/json", **(more or {})}
+        connection = http.client.HTTPConnection(host, port, timeout=self.timeout)
+        if self._parts.scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, timeout=self.timeout, context=self._tls)
+        headers = {"accept": "application/json", **self._own_headers, **(more or {})}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         data = None
