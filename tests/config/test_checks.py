@@ -79,6 +79,8 @@ def problems(*overrides, files=False):
         (["frontend.security.api_keys=a,a"], "has the same key twice"),
         (['frontend.security.api_keys=["a b"]'], "a key that is empty, has spaces"),
         (["frontend.security.api_keys=a", "frontend.security.admin_keys=a"], "must not open /admin"),
+        (["frontend.security.cors_origins=app.example.com"], "'app.example.com' is not an origin"),
+        (["frontend.security.cors_origins=https://app.example.com/"], "'https://app.example.com/' is not an origin"),
         (["frontend.proxied_routes=/metrics"], "is no route under /v1"),
         (["frontend.grpc_port=8000"], "is 8000, which HTTP has"),
         (["models.sim.render=gpu1:8100"], "is no URL of a server"),

@@ -470,6 +470,10 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if getattr(security, key) is not None and getattr(security, other) is None:
             yield ("frontend", "security", key), f"stands without {other}", "HTTPS needs both"
+    for origin in security.cors_origins:
+        if not re.fullmatch(r"\*|https?://[^/\s?#@]+", origin):
+            hint = "write scheme, host and, where it has one, port: https://app.example.com; or *"
+            yield ("frontend", "security", "cors_origins"), f"{origin!r} is not an origin", hint
     for name in ("api_keys", "admin_keys"):
         keys = getattr(security, name)
         if any(not key or not key.isascii() or any(c.isspace() for c in key) for key in keys):

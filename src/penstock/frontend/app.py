@@ -15,6 +15,7 @@ from penstock.frontend.batches.batch_runner import BatchRunner
 from penstock.frontend.dialects import messages_routes, responses_routes
 from penstock.frontend.dialects.messages_answer import anthropic_error
 from penstock.frontend.dialects.response_reach import PEER_RESPONSE, PEER_RESPONSES, give_response, take_responses
+from penstock.frontend.http.cors_policy import CorsPolicy
 from penstock.frontend.http.middleware import for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_gate import Handler as Routed
@@ -82,6 +83,9 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     if desk is not None:
         app[DESK] = desk
     app.on_response_prepare.append(give_back)
+    frontend, closed = service.settings.frontend, frozenset(route.path for route in ADMIN_ROUTES)
+    if origins := frontend.security.cors_origins:
+        service.gate.cors = CorsPolicy(origins, frozenset(frontend.proxied_routes), closed)
     get = app.router.add_get
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
@@ -106,7 +110,7 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     get("/openapi.json", openapi.description)
     if with_admin:
         _add_admin(app)
-    for path in ("/v1/{rest:.*}", *service.settings.frontend.proxied_routes):
+    for path in ("/v1/{rest:.*}", *frontend.proxied_routes):
         app.router.add_route("*", path, with_key(passthrough.not_allowed), expect_handler=expect_continue)
     return app
 

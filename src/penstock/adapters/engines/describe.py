@@ -98,7 +98,7 @@ async def health(
         if status is None:
             silent = server.silent
             return ServerHealth(
-                f"no answer to its health check within {timeout:g} s" if silent else f"no answer{server.because}",
+                f"no answer to its health check within {timeout:g} s" if silent else f"no answer{server.reason}",
                 silent,
             )
         if status != 200 and (path, status) != ("/health", 404):
@@ -188,9 +188,7 @@ async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[J
         if status == 503 or await server.status("/health") == 503:
             raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
         if status is None:
-            raise EngineError(
-                f"{server.url} does not answer{server.because}", hint="is it up, and is this its address?"
-            )
+            raise EngineError(f"{server.url} does not answer{server.reason}", hint="is it up, and is this its address?")
         if why := refused(status, pool):
             raise EngineError(f"{server.url}/v1/models answers {status}{why}")
         what = "without JSON" if status == 200 else f"with status {status}"

@@ -175,7 +175,7 @@ async def _refusals(urls: Sequence[str], access: EngineAccess, where: str) -> di
     for server, status in zip(servers, statuses, strict=True):
         if server.fault is not None or refused(status, where):
             found[server.url] = (
-                f"does not answer{server.because}" if status is None else f"answers {status}{refused(status, where)}"
+                f"does not answer{server.reason}" if status is None else f"answers {status}{refused(status, where)}"
             )
     return found
 

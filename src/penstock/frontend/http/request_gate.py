@@ -12,6 +12,7 @@ from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
 from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
+from penstock.frontend.http.cors_policy import CorsPolicy
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
@@ -64,6 +65,8 @@ class RequestGate:
         self.rates = KeyRates(settings.limits.rate, settings.limits.burst)
         self.shapes: dict[str, Shape] = {}
         """Path -> shape of its errors, where that is not OpenAI's."""
+        self.cors: CorsPolicy | None = None
+        """Where pages of other origins may call."""
         self.draining = False
         """Whether requests are refused."""
         self.retiring = False

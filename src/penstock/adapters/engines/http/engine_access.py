@@ -122,7 +122,7 @@ def engine_session(access: Callable[[str], EngineAccess], **options: Any) -> aio
         options: of aiohttp's session.
     """
 
-    class EngineRequest(aiohttp.ClientRequest):
+    class AccessedRequest(aiohttp.ClientRequest):
         def __init__(self, method: str, url: URL, **given: Any) -> None:
             there = access(str(url))
             headers = CIMultiDict(given.pop("headers", None) or {})
@@ -131,7 +131,7 @@ def engine_session(access: Callable[[str], EngineAccess], **options: Any) -> aio
                 given["ssl"] = there.tls
             super().__init__(method, url, headers=headers, **given)
 
-    return aiohttp.ClientSession(request_class=EngineRequest, **options)
+    return aiohttp.ClientSession(request_class=AccessedRequest, **options)
 
 
 def refused(status: int | None, pool: str = "pools.NAME") -> str:

@@ -32,7 +32,7 @@ class EngineServer:
         self._answers: dict[str, tuple[int, str] | None] = {}
 
     @property
-    def because(self) -> str:
+    def reason(self) -> str:
         """Why there is no answer, to follow a sentence; nothing where that is unknown."""
         return "" if self.fault is None else f": {self.fault}"
 
