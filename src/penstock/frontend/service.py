@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -40,8 +41,9 @@ from penstock.frontend.prompt.prompt_renderer import PromptRenderer
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
-from penstock.frontend.response_store import ResponseStore
+from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore
 from penstock.frontend.shadows.shadow_desk import ShadowDesk
+from penstock.frontend.shared_responses import SharedResponses
 from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
 from penstock.kernel.errors import ConfigError
@@ -138,7 +140,8 @@ class Service:
         self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
         """Request counts for planners."""
-        self.responses = ResponseStore()
+        shared = SharedResponses(Path(self.run), RESPONSE_BYTES_MAX) if self.run else None
+        self.responses = ResponseStore(shared=shared)
         self.programs = ProgramLedger()
         self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards, self.access)
         self.shadows = ShadowDesk(self.metrics, self.shadow_records, self.catalog.ready)

@@ -30,6 +30,7 @@ from penstock.runtime.backends import open_relays, open_store
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
+from penstock.runtime.records.response_folder import drop_responses, take_over_responses
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
 from penstock.runtime.supervision.config_reload import ConfigReload
@@ -81,12 +82,15 @@ def run(
         prune(settings.runs, say)
         folder = RunFolder.create(settings.runs.dir, command, config=resolved_yaml(settings))
         keep_secret(folder.path, secret)
+        before = namespace.state.before.get("run")
+        take_over_responses(None if before is None else Path(before), folder.path)
         namespace.state.own(folder.path)
         try:
             cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
             status = asyncio.run(cluster.run())
         finally:
             drop_secret(folder.path)
+            drop_responses(folder.path)
     finally:
         namespace.state.close()
     if status == 0 and finished is not None:
