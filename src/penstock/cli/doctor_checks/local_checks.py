@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from penstock.adapters.engines.http.engine_access import EngineAccess, engine_session, read_access, refused
 from penstock.adapters.engines.http.engine_http import EngineServer
+from penstock.adapters.tls import client_context
 from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
@@ -187,7 +188,7 @@ def is_running(settings: ClusterSettings) -> bool:
     scheme = "https" if front.security.tls_cert else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{front.admin_port or front.port}"
     try:
-        AdminClient(url, timeout=1.0).get("/admin/status", ClusterStatus)
+        AdminClient(url, timeout=1.0, tls=client_context(ca=None, verify=False)).get("/admin/status", ClusterStatus)
     except RequestRefused as error:
         return error.status in (401, 403)
     except ClusterUnreachable:

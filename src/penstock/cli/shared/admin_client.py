@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import click
 import msgspec
 
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_fault, tls_options
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.supervision.terminal import USUAL_URL
@@ -45,7 +46,7 @@ class AdminClient:
         url: base URL, with or without /v1.
         key: sent as a bearer token; None sends none.
         timeout: seconds for the connection and for each silence.
-        tls: of https; None trusts the system.
+        tls: of https; None is what the command was given.
         headers: of every request.
     """
 
@@ -63,7 +64,7 @@ class AdminClient:
         self.timeout = timeout
         self.date: str | None = None
         """The Date header of the last answer."""
-        self._tls = tls
+        self._tls = cluster_tls() if tls is None else tls
         self._own_headers = headers
         self._parts = _parsed(self.url)
 
@@ -138,6 +139,13 @@ class AdminClient:
                 raise ClusterUnreachable(
                     f"{self.url} did not answer within {self.timeout:g} s", hint="is it overloaded? try again"
                 ) from error
+            except ssl.SSLError as error:
+                why, hint = tls_fault(self.url, error)
+                raise ClusterUnreachable(why, reason=why, hint=hint) from error
+            except http.client.BadStatusLine as error:
+                why = f"{self.url} does not answer as a server of HTTP does"
+                hint = "write https:// where the cluster has a certificate"
+                raise ClusterUnreachable(why, reason=why, hint=hint) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 why = _reason(error)
                 raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
@@ -182,7 +190,7 @@ def url_option(command: F) -> F:
     """Add ``--url``, by default from PENSTOCK_URL or where ``penstock up`` listens."""
     return click.option(
         "--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, help="The cluster [PENSTOCK_URL]."
-    )(command)
+    )(tls_options(command))
 
 
 def admin_key_option(command: F) -> F:

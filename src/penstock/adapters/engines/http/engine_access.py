@@ -126,7 +126,8 @@ def engine_session(access: Callable[[str], EngineAccess], **options: Any) -> aio
         def __init__(self, method: str, url: URL, **given: Any) -> None:
             there = access(str(url))
             headers = CIMultiDict(given.pop("headers", None) or {})
-            headers.update(there.headers)
+            for name, value in there.headers.items():
+                headers.setdefault(name, value)
             if there.tls is not None:
                 given["ssl"] = there.tls
             super().__init__(method, url, headers=headers, **given)
