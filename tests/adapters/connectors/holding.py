@@ -43,6 +43,9 @@ class Launched(NamedTuple):
     start_timeout: float = PATIENCE
     card: dict[str, Any] = {}
 
+    def differences(self, command: Sequence[str]) -> list[str]:
+        return [] if tuple(command) == self.argv else ["something"]
+
     def start_log(self) -> StartLog:
         return start_log_of("")
 

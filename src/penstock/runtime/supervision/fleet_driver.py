@@ -118,6 +118,8 @@ class Runner(Protocol):
     settings: SuperviseSettings
     adopted: list[str]
     """Workers that were adopted from an earlier supervisor."""
+    not_adopted: dict[str, str]
+    """Its other workers, and sizes, each with why it was not."""
 
     async def open(self) -> None:
         """Find the engines that an earlier supervisor left running."""

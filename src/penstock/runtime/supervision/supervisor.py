@@ -236,6 +236,8 @@ class _Cluster:
         models = list(self.settings.models)
         adopted = self.fleet.driver.adopted
         adopted_text = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
+        for worker, why in self.fleet.driver.runner.not_adopted.items():
+            self.say(f"{worker} of the cluster before was not taken over: {why}")
         workers = counted(self.fleet.workers, "worker")
         self.say(
             f"""
