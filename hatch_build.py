@@ -1,11 +1,12 @@
-"""Build hook of a compiled wheel: turns the modules of the hot rooms into machine code with mypyc.
+"""Build hook: writes the commit into a wheel, and compiles the modules of the hot rooms with mypyc where it is to.
 
-Off by default: a wheel is pure Python. `make fast`, or HATCH_BUILD_HOOKS_ENABLE=1 with any builder, turns it on; it
-needs a C compiler. Results are the same to the last digit: `make test-compiled` runs the suites above them on it.
+A wheel is pure Python by default. `make fast`, or HATCH_BUILD_HOOKS_ENABLE=1 with any builder, compiles; that needs a C
+compiler. Results are the same to the last digit: `make test-compiled` runs the suites above them on it.
 """
 
 import ast
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +26,24 @@ OPTIMISATION = "2"
 """Of the C compiler: 3 takes a third longer and was no faster."""
 
 
-class CompiledModules(BuildHookInterface[Any]):
-    """Compile the modules of `ROOMS` that can be compiled, and put them into the wheel beside their sources."""
+class Build(BuildHookInterface[Any]):
+    """Put the commit into a wheel or a source archive, and machine code of `ROOMS` into a wheel."""
 
     def dependencies(self) -> list[str]:
         # mypyc reads the types of what the modules import.
-        return ["mypy>=2.4,<3", "setuptools", *self.metadata.core.dependencies]
+        return ["mypy>=2.4,<3", "setuptools", *self.metadata.core.dependencies] if compiles() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel" or version == "editable":
-            return  # beside sources that are edited, machine code would be of yesterday
+        if version == "editable":
+            return  # beside sources that are edited, both would be of yesterday
+        wheel = self.target_name == "wheel"
+        if (text := revision(self.root)) is not None:
+            with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
+                file.write(f"{text}\n")
+            self._revision = Path(file.name)
+            build_data["force_include"][file.name] = "penstock/build.txt" if wheel else "src/penstock/build.txt"
+        if not wheel or not compiles():
+            return
         source = Path(self.root, "src")
         modules = sorted(str(path.relative_to(source)) for path in compilable(source / "penstock"))
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-compiled-")  # goes with the builder's process
@@ -48,6 +57,33 @@ class CompiledModules(BuildHookInterface[Any]):
         found = {str(path): str(path.relative_to(build / "lib")) for path in (build / "lib").rglob("*.so")}
         build_data["pure_python"], build_data["infer_tag"] = False, True
         build_data["force_include"].update(found)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_revision"):
+            self._revision.unlink(missing_ok=True)
+
+
+def compiles() -> bool:
+    """Return whether machine code is wanted."""
+    return os.environ.get("HATCH_BUILD_HOOKS_ENABLE", "") in ("1", "true", "yes")
+
+
+def revision(root: str) -> str | None:
+    """Return the commit and its date, from PENSTOCK_COMMIT or the checkout; None where neither knows them.
+
+    Of a source archive, whose file goes into the wheel as it is, there is none.
+    """
+    if given := os.environ.get("PENSTOCK_COMMIT"):
+        return f"commit {given}"
+    if not Path(root, ".git").exists():
+        return None
+    git = ("git", "-C", root)
+    try:
+        commit = subprocess.check_output((*git, "describe", "--always", "--dirty", "--exclude=*"), text=True)
+        date = subprocess.check_output((*git, "log", "-1", "--format=%cs"), text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"commit {commit.strip()} of {date.strip()}"
 
 
 def compilable(package: Path) -> Iterator[Path]:

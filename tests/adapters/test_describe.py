@@ -132,7 +132,12 @@ async def test_nobody_there_is_an_engine_error() -> None:
 @pytest.mark.parametrize(
     ("status", "text", "words"),
     [
-        (401, "", "/v1/models answers 401 (it wants an API key)"),
+        (
+            401,
+            "",
+            "/v1/models answers 401: it asks for an API key: set pools.NAME.access.api_key_file or api_key_env"
+            " to the right one",
+        ),
         (404, "", "/v1/models answers with status 404 (is it an OpenAI-compatible server?)"),
         (200, "hello", "/v1/models answers without JSON (is it an OpenAI-compatible server?)"),
     ],

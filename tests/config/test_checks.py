@@ -53,6 +53,15 @@ def problems(*overrides, files=False):
         ([MODEL % "{urls: ['http://h:1'], events: ['http://x:1=tcp://h:3']}"], "names a server that is not in urls"),
         ([MODEL % "{urls: ['http://h:1'], stats: ['h:3']}"], "is no ZMQ endpoint"),
         ([MODEL % "{urls: ['http://h:99999']}"], "is no URL"),
+        ([MODEL % "{access: {api_key_file: a, api_key_env: b}}"], "api_key_env: stands beside api_key_file"),
+        ([MODEL % "{access: {cert_key: a}}"], "cert_key: stands without cert"),
+        ([MODEL % "{access: {headers: {host: a}}}"], "'host' is no header that a pool may set"),
+        ([MODEL % "{access: {headers: {'x y': a}}}"], "'x y' is no header that a pool may set"),
+        ([MODEL % "{access: {headers: {x-a: café}}}"], "is not one line of ASCII"),
+        ([MODEL % "{access: {headers: {authorization: 'env:A'}, api_key_env: A}}"], "stands beside an API key"),
+        ([MODEL % "{engine: vllm, args: [--api-key, k]}"], "access: is empty, and --api-key makes the engines ask"),
+        ([MODEL % "{engine: vllm, args: [--api_key=k]}"], "access: is empty, and --api_key makes the engines ask"),
+        ([MODEL % "{engine: vllm, env: {VLLM_API_KEY: k}}"], "access: is empty, and VLLM_API_KEY makes the engines"),
         ([MODEL % "{urls: ['http://h:1/v1']}"], "ends in /v1"),
         ([MODEL % "{urls: ['http://h:1', 'http://h:1/']}"], "stands in pool models.m.pools.a already"),
         ([MODEL % "{urls: ['http://127.0.0.1:8000']}"], "is the cluster's own endpoint"),
@@ -70,6 +79,8 @@ def problems(*overrides, files=False):
         (["frontend.security.api_keys=a,a"], "has the same key twice"),
         (['frontend.security.api_keys=["a b"]'], "a key that is empty, has spaces"),
         (["frontend.security.api_keys=a", "frontend.security.admin_keys=a"], "must not open /admin"),
+        (["frontend.security.cors_origins=app.example.com"], "'app.example.com' is not an origin"),
+        (["frontend.security.cors_origins=https://app.example.com/"], "'https://app.example.com/' is not an origin"),
         (["frontend.proxied_routes=/metrics"], "is no route under /v1"),
         (["frontend.grpc_port=8000"], "is 8000, which HTTP has"),
         (["models.sim.render=gpu1:8100"], "is no URL of a server"),
@@ -209,3 +220,16 @@ def test_an_engine_that_is_started_here_gets_the_flag_of_its_own_family():
     assert "that of Kimi K2 belongs to the engine" in problem
     (problem,) = problems("models={m: {pools: {main: {engine: sim, tool_parser: herms}}}}")
     assert "it has deepseek_v3" in problem and "belongs" not in problem
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Api-Key", "cookie", "x-team-token"])
+def test_a_secret_has_no_place_in_a_pools_headers_and_is_not_shown(header):
+    (found,) = problems(MODEL % f"{{access: {{headers: {{{header}: sk-12345}}}}}}")
+    assert "looks like a secret" in found and "sk-12345" not in found
+    assert not problems(MODEL % f"{{access: {{headers: {{{header}: 'env:KEY'}}}}}}")
+
+
+def test_files_that_open_engines_must_be_there():
+    pool = MODEL % "{access: {api_key_file: nowhere, ca: nowhere, headers: {x-key: 'file:nowhere'}}}"
+    found = problems(pool, files=True)
+    assert [line.count("nowhere is not there") for line in found] == [1, 1, 1], found

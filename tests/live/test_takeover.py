@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from tests.live.cluster import Served, alive, served, until
+from tests.live.cluster import Served, alive, post, served, until
 
 FAST = ["--set", "models.sim.pools.main.sim.timing.speed_up=20", "--set", "models.sim.pools.main.replicas=2"]
 
@@ -93,3 +93,51 @@ def test_a_namespace_has_one_live_owner(tmp_path: Path) -> None:
         assert str(first.process.pid) in second.text
         assert first.chat()[0] == 200
         assert set(json.loads((tmp_path / "state" / "prod.json").read_text())) == {"prod_main", "prod_main_1"}
+
+
+def killed_and_scaled(tmp_path: Path, port: int, env: dict[str, str]) -> dict[str, int]:
+    """Run a cluster of two, scale it to three, kill its supervisor; return its workers."""
+    first = Served(["up", "--frontend.port", str(port), *FAST], tmp_path, env=env).wait_up()
+    assert post(f"{first.url}/admin/scale", {"pools": {"main": 3}})[0] == 200
+    until(lambda: len(pids(first)) == 3, 20)
+    before = pids(first)
+    first.process.kill()
+    first.process.wait(10)
+    return before
+
+
+def test_engines_and_sizes_of_an_older_release_are_taken_over(tmp_path: Path) -> None:
+    port, env = free_port(), {"PENSTOCK_STATE_DIR": str(tmp_path / "state")}
+    before = killed_and_scaled(tmp_path, port, env)
+    path = tmp_path / "state" / f"penstock-{port}.json"
+    entries = json.loads(path.read_text())
+    for entry in entries.values():  # as a release wrote it that had fewer knobs and lay in another environment
+        words = entry["command"]
+        settings = json.loads(words[words.index("--settings") + 1])
+        del settings["timing"]["link"], settings["scheduling_policy"]
+        words[words.index("--settings") + 1] = json.dumps({**settings, "knob_of_yore": 1})
+        words[0] = "/opt/older/bin/python"
+    path.write_text(json.dumps(entries))
+    with served(tmp_path, "up", "--frontend.port", str(port), *FAST, env=env) as second:
+        assert "3 of them taken over" in second.text and "not taken over" not in second.text
+        assert pids(second) == before
+
+
+def test_what_is_not_taken_over_is_named_with_its_reason_and_sizes_stay(tmp_path: Path) -> None:
+    port, env = free_port(), {"PENSTOCK_STATE_DIR": str(tmp_path / "state")}
+    before = killed_and_scaled(tmp_path, port, env)
+    other = ["--set", "models.sim.pools.main.sim.timing.speed_up=30", *FAST[2:]]
+    with served(tmp_path, "up", "--frontend.port", str(port), *other, env=env) as second:
+        for worker in before:
+            assert f"{worker} of the cluster before was not taken over: it was started with other" in second.text
+        assert "--settings timing.speed_up" in second.text
+        assert len(pids(second)) == 3 and not set(pids(second).values()) & set(before.values())
+
+
+def test_a_size_that_the_config_overrides_is_named(tmp_path: Path) -> None:
+    port, env = free_port(), {"PENSTOCK_STATE_DIR": str(tmp_path / "state")}
+    killed_and_scaled(tmp_path, port, env)
+    larger = [*FAST[:2], "--set", "models.sim.pools.main.replicas=4"]
+    with served(tmp_path, "up", "--frontend.port", str(port), *larger, env=env) as second:
+        assert "the size 3 of main of the cluster before was not taken over: the config said 2 replicas" in second.text
+        assert "3 of them taken over" in second.text and len(pids(second)) == 4

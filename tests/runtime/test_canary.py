@@ -92,7 +92,7 @@ async def test_a_token_is_life(engine: Engine) -> None:
         (503, {}, "busy"),
         (429, {}, "busy"),
         (400, {}, "unfit"),
-        (401, {}, "unfit"),
+        (401, {}, "missed"),
         (404, {}, "unfit"),
     ],
 )

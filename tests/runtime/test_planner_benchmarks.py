@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from penstock.adapters.engines.http.engine_access import EngineAccesses
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.planner.events import Benchmarked
@@ -44,7 +45,7 @@ async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone
     def heard(event: Benchmarked) -> None:
         told.append(event)
 
-    task = asyncio.create_task(EngineBenchmarks(store, heard).run())
+    task = asyncio.create_task(EngineBenchmarks(store, EngineAccesses({}), heard).run())
     try:
         async with asyncio.timeout(10.0):
             while asked.count("c") < engine_benchmarks.TRIES or not told:

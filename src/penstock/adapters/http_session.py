@@ -1,6 +1,7 @@
 """HTTP session of one object: aiohttp's, made at its first use, since that must be in the event loop."""
 
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Mapping
 
 import aiohttp
 
@@ -29,6 +30,12 @@ class HttpSession:
             await self._session.close()
 
 
-def within(seconds: float) -> HttpSession:
-    """Return a session whose requests may take so long."""
-    return HttpSession(lambda: aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)))
+def within(seconds: float, tls: ssl.SSLContext | None = None, headers: Mapping[str, str] | None = None) -> HttpSession:
+    """Return a session whose requests may take so long; ``tls``: of https, None trusts the system."""
+    return HttpSession(
+        lambda: aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=seconds),
+            connector=aiohttp.TCPConnector(ssl=True if tls is None else tls),
+            headers=headers,
+        )
+    )

@@ -4,8 +4,9 @@ import json
 
 import click
 
-from penstock.cli.shared.attached_servers import KINDS, attached_models, models_of_pods
+from penstock.cli.shared.attached_servers import KINDS, access_options, attached_models, models_of_pods
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, settings_options
+from penstock.config.settings.pool_access_settings import PoolAccessSettings
 
 EPILOG = """\b
 Examples:
@@ -13,6 +14,7 @@ Examples:
   penstock attach http://gpu1:8000 --tokenizer ./my-model --frontend.port 9000
   penstock attach http://gpu1:8000 --model my-model --block-size 16
   penstock attach http://gpu1:8000 http://gpu2:8000 --events http://gpu1:8000=tcp://gpu1:5557
+  penstock attach https://gpu1:8000 --api-key-env VLLM_API_KEY --cacert ca.pem
   penstock attach --selector app=vllm --namespace serving
 
 With --selector the servers are the ready pods of a Kubernetes namespace, as they come and go; their annotations
@@ -45,6 +47,7 @@ less well.
 @click.option("--replay", multiple=True, metavar="[URL=]ENDPOINT", help="Replay endpoint, in the same way.")
 @click.option("--topic", help="Topic of those KV events; unset takes every topic.")
 @click.option("--stats", multiple=True, metavar="[URL=]ENDPOINT", help="Endpoint of a server's statistics plug-in.")
+@access_options
 @click.option("--wait", is_flag=True, help="Start although no attached server answers yet: supervise.wait.")
 @settings_options
 def command(
@@ -59,6 +62,7 @@ def command(
     replay: tuple[str, ...],
     topic: str | None,
     stats: tuple[str, ...],
+    access: PoolAccessSettings,
     wait: bool,
     overrides: tuple[str, ...],
 ) -> int:
@@ -68,7 +72,14 @@ def command(
     if selector is not None:
         overrides = (*overrides, *([f"discovery.kubernetes.namespace={namespace}"] if namespace else []))
         models = models_of_pods(
-            selector, overrides, model=model, engine=engine, tokenizer=tokenizer, block_size=block_size, topic=topic
+            selector,
+            overrides,
+            model=model,
+            engine=engine,
+            tokenizer=tokenizer,
+            block_size=block_size,
+            topic=topic,
+            access=access,
         )
     else:
         models = attached_models(
@@ -82,6 +93,7 @@ def command(
             replay=replay,
             stats=stats,
             wait=wait,
+            access=access,
         )
     loaded = load_to_start(
         None, [f"models={json.dumps(models)}", *(["supervise.wait=true"] if wait else []), *overrides]

@@ -7,6 +7,7 @@ import click
 from penstock.cli.shared.admin_client import DEFAULT_URL, api_key_option
 from penstock.cli.shared.amount import SECONDS
 from penstock.cli.shared.cluster_names import models
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.output import json_option
 from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
 
@@ -35,10 +36,11 @@ where the machine or the generator was at its limit it says so, and with --stric
 @html_option
 @click.option("--strict", is_flag=True, help="Exit status 1 where machine or generator were at their limit.")
 @api_key_option
+@tls_options
 @json_option
 def command(as_json: bool, **options: Any) -> int:
     """Load the server at URL, open loop, and measure TTFT, ITL, hit rate and goodput."""
     check_traffic(options)
     from penstock.report.bench.bench_run import BenchOptions, main
 
-    return main(BenchOptions(json=as_json, **options))
+    return main(BenchOptions(json=as_json, **options), cluster_tls())

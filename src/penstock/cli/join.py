@@ -5,6 +5,7 @@ import os
 import click
 
 from penstock.cli.shared.admin_client import DEFAULT_URL, AdminClient, admin_key_option
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import ConfigError
@@ -36,6 +37,7 @@ OF_CLUSTER = ("discovery.", "name", "cluster_secret_file", "supervise.", "runs."
     epilog=EPILOG,
     short_help="Add engines of this machine to a running cluster.",
 )
+@tls_options
 @click.option("--url", envvar="PENSTOCK_URL", help=f"The cluster, by default {DEFAULT_URL} [PENSTOCK_URL].")
 @click.option("--run", "run_folder", help="The cluster's run folder, instead of its URL.")
 @click.option("--config", help="The cluster's config, for where it keeps its membership.")
@@ -82,7 +84,7 @@ def command(
     chosen = model if model is not None else _only_model(cluster, admin_key)
     from penstock.runtime.supervision.joining import join
 
-    return join(cluster, pool, chosen, settings)
+    return join(cluster, pool, chosen, settings, cluster_tls())
 
 
 def _only_model(cluster: str, admin_key: str | None) -> str:

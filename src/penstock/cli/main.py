@@ -110,11 +110,17 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
-def _build() -> str:
-    """Return whether the hot modules are machine code (`make fast`), or Python as usual."""
+def _say_version(context: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Print the version, the commit, and whether the hot modules are machine code (`make fast`), or Python as usual."""
+    if not wanted:
+        return
+    from penstock.cli.shared.build_revision import build_revision
+
     hot = find_spec("penstock.kernel.simulation")
     assert hot is not None and hot.origin is not None
-    return "pure Python" if hot.origin.endswith(".py") else "compiled"
+    kind = "pure Python" if hot.origin.endswith(".py") else "compiled"
+    click.echo(f"penstock {__version__} ({kind}, {build_revision()})")
+    context.exit()
 
 
 @click.command(
@@ -123,7 +129,9 @@ def _build() -> str:
     no_args_is_help=True,
     epilog="Start with 'penstock up', then 'penstock chat Hello' in another terminal.",
 )
-@click.version_option(__version__, prog_name="penstock", message=f"%(prog)s %(version)s ({_build()})")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_say_version, help="Version and commit."
+)
 def cli() -> None:
     """One service of many LLM inference engines: an OpenAI endpoint, KV-aware routing, and the reason for every
     decision."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
 from penstock.cli.shared.traffic_flags import out_option
 from penstock.frontend.admin.cluster_status import ClusterStatus
@@ -55,6 +56,7 @@ docs/guides/planner-operating.md explains them.
 )
 @out_option
 @admin_key_option
+@tls_options
 @settings_options
 def command(
     config: str | None,
@@ -95,7 +97,7 @@ def command(
     logs.setup(loaded.settings.logs.format, loaded.settings.logs.level)
     key = admin_key or os.environ.get("PENSTOCK_ADMIN_KEY")
     watch = partial(PlannerDiagnostics, loaded.settings.planner)
-    return plan(loaded.settings, url=url, key=key, say=click.echo, watch=watch)
+    return plan(loaded.settings, url=url, key=key, tls=cluster_tls(), say=click.echo, watch=watch)
 
 
 def _check_alone(url: str, admin_key: str | None, advisory: bool) -> None:

@@ -7,6 +7,7 @@ import click
 
 from penstock.cli.shared.admin_client import admin_key_option
 from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, pool_overrides, settings_options
 
@@ -87,6 +88,7 @@ def command() -> None:
 @click.option("--watch", type=SECONDS, help="Send nothing: listen to the passes of an engine or cluster that serves.")
 @click.option("--model", help="With --watch: which one of a cluster's models.")
 @admin_key_option
+@tls_options
 @json_option
 @settings_options
 def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple[str, ...], **options: Any) -> int:
@@ -102,6 +104,7 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
     sizes = tuple(_size(each) for each in (options["tp"] or "").split(",") if each)
     shape = RequestShape(float(options["isl"]), float(options["osl"]))
     url = target if target is not None and target.startswith(("http://", "https://")) else None
+    model, pool = _pool(target if url is None else None, config, options["engine"], overrides)
     if options["watch"] is not None:
         if url is None:
             raise click.UsageError("--watch needs the URL of an engine that serves.")
@@ -116,11 +119,11 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
                 options["stats"],
                 model=options["model"],
                 key=options["admin_key"],
+                access=_watched(pool),
             )
         )
         click.echo("\n".join(manifest.left_out))
         return 0
-    model, pool = _pool(target if url is None else None, config, options["engine"], overrides)
     sweep = SweepOptions(
         shape=shape,
         transfer=options["partner"] is not None,
@@ -187,6 +190,14 @@ def check(folder: Path, url: str, as_json: bool, **options: Any) -> int:
     else:
         click.echo("\n".join(accuracy.lines()))
     return 0 if accuracy.predictable else 1
+
+
+def _watched(pool: Any) -> Any:
+    """Return the access to watched engines: of the pool's settings, and the TLS that the command was given."""
+    from penstock.adapters.engines.http.engine_access import read_access
+
+    access = read_access(pool.access, "access")
+    return access._replace(tls=access.tls or cluster_tls())
 
 
 def _size(text: str) -> int:

@@ -97,6 +97,12 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
             named.append((("models", model, "system_prompt"), entry.system_prompt.removeprefix(FILE)))
         named.append((("models", model, "adapter_folder"), entry.adapter_folder))
         for name, pool in entry.pools.items():
+            access = ("models", model, "pools", name, "access")
+            named += [
+                ((*access, knob), getattr(pool.access, knob)) for knob in ("api_key_file", "ca", "cert", "cert_key")
+            ]
+            for header, value in pool.access.headers.items():
+                named.append(((*access, "headers", header), value[5:] if value.startswith(FILE) else None))
             if pool.engine == "sim" and not pool.attached:
                 timing = ("models", model, "pools", name, "sim", "timing")
                 named += [((*timing, knob), file) for knob, file in timing_files(pool.sim.timing).items()]
@@ -326,6 +332,7 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
                     yield (*path, "labels"), f"{label} is {size!r}", hint
             for strange in strange_fields(pool.client_fields):
                 yield (*path, "client_fields"), f"{strange!r} steers no engine", f"these do: {listed(STEERING)}"
+            yield from _access((*path, "access"), pool)
             yield from _endpoints(path, pool)
             yield from _parsers(path, pool)
             if pool.selector is not None:
@@ -349,6 +356,40 @@ def _parsers(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
                 continue
             pairs = ", or a pair of tags such as <a>...</a>" if field == "reasoning_parser" else ""
             yield (*path, field), f"Penstock has no parser {name!r}", f"it has {listed(names)}{pairs}"
+
+
+_SECRET_HEADERS = re.compile(r"auth|key|token|cookie|secret", re.IGNORECASE)
+_OUR_HEADERS = ("accept", "connection", "content-length", "content-type", "expect", "host", "te", "transfer-encoding")
+
+
+def _access(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+    access = pool.access
+    if access.api_key_file is not None and access.api_key_env is not None:
+        yield (*path, "api_key_env"), "stands beside api_key_file", "set one of the two"
+    if access.cert_key is not None and access.cert is None:
+        yield (*path, "cert_key"), "stands without cert", "name the certificate, too"
+    for header, value in access.headers.items():
+        where = (*path, "headers")
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", header) or header.lower() in _OUR_HEADERS:
+            yield where, f"{header!r} is no header that a pool may set", f"leave out {listed(_OUR_HEADERS)}"
+        elif not value.isascii() or not value.isprintable():
+            yield where, f"the value of {header} is not one line of ASCII", None
+        elif _SECRET_HEADERS.search(header) and not value.startswith(("file:", "env:")):
+            hint = f"write {header}: file:PATH or env:NAME: settings are kept in run folders"
+            yield where, f"the value of {header} stands here, and it looks like a secret", hint
+    if "authorization" in {header.lower() for header in access.headers} and (access.api_key_file or access.api_key_env):
+        yield (
+            (*path, "headers"),
+            "Authorization stands beside an API key, which is sent in that header",
+            "set one of them",
+        )
+    if access.any or pool.attached:
+        return
+    given = [arg for arg in pool.args if re.match(r"--api[-_]key(=|$)", arg)]
+    given += [name for name in pool.env if name in ("VLLM_API_KEY", "LLAMA_API_KEY")]
+    if given:
+        hint = "set access.api_key_file or access.api_key_env: the engine gets it as its own, and Penstock sends it"
+        yield path, f"is empty, and {given[0].partition('=')[0]} makes the engines ask for a key", hint
 
 
 def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -439,6 +480,10 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     for key, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if getattr(security, key) is not None and getattr(security, other) is None:
             yield ("frontend", "security", key), f"stands without {other}", "HTTPS needs both"
+    for origin in security.cors_origins:
+        if not re.fullmatch(r"\*|https?://[^/\s?#@]+", origin):
+            hint = "write scheme, host and, where it has one, port: https://app.example.com; or *"
+            yield ("frontend", "security", "cors_origins"), f"{origin!r} is not an origin", hint
     for name in ("api_keys", "admin_keys"):
         keys = getattr(security, name)
         if any(not key or not key.isascii() or any(c.isspace() for c in key) for key in keys):

@@ -12,6 +12,7 @@ from penstock.frontend.batches.batch_claim import BatchClaim
 from penstock.frontend.batches.batch_desk import DESK, BatchDesk
 from penstock.frontend.batches.batch_folder import BatchFolder
 from penstock.frontend.batches.batch_runner import BatchRunner
+from penstock.frontend.cors_policy import CorsPolicy
 from penstock.frontend.dialects import messages_routes, responses_routes
 from penstock.frontend.dialects.messages_answer import anthropic_error
 from penstock.frontend.dialects.response_reach import PEER_RESPONSE, PEER_RESPONSES, give_response, take_responses
@@ -82,6 +83,9 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     if desk is not None:
         app[DESK] = desk
     app.on_response_prepare.append(give_back)
+    frontend, closed = service.settings.frontend, frozenset(route.path for route in ADMIN_ROUTES)
+    if origins := frontend.security.cors_origins:
+        service.gate.cors = CorsPolicy(origins, frozenset(frontend.proxied_routes), closed)
     get = app.router.add_get
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
@@ -106,7 +110,7 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     get("/openapi.json", openapi.description)
     if with_admin:
         _add_admin(app)
-    for path in ("/v1/{rest:.*}", *service.settings.frontend.proxied_routes):
+    for path in ("/v1/{rest:.*}", *frontend.proxied_routes):
         app.router.add_route("*", path, with_key(passthrough.not_allowed), expect_handler=expect_continue)
     return app
 

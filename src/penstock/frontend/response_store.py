@@ -1,7 +1,8 @@
 """Response store: the responses that a client may ask for again or go on from, for a time and within a size.
 
-It is memory of one process: what it holds are whole conversations, too large and too private for the discovery store.
-Other frontends ask for them, and a process that ends hands them over (`penstock.frontend.dialects.response_reach`).
+They are whole conversations, too large and too private for the discovery store: in memory of one process, and in memory
+of the machine that its frontends share (`penstock.frontend.shared_responses`). Other frontends ask for them, and one
+that ends hands them over (`penstock.frontend.dialects.response_reach`).
 """
 
 import asyncio
@@ -14,23 +15,11 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
+from penstock.frontend.shared_responses import HeldResponse, SharedResponses
+from penstock.runtime.records.response_folder import RESPONSE_TTL
 
-RESPONSE_TTL = 3600.0
-"""Seconds since its last use that a response stays: as long as a user thinks about the next turn, and tools run."""
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of all: some two thousand conversations of 30,000 tokens. The longest unused go first."""
-
-
-class HeldResponse(msgspec.Struct, frozen=True, array_like=True):
-    """A stored response as it goes to another frontend process; fields as of `StoredResponse`."""
-
-    id: str
-    owner: str
-    session: str
-    body: bytes
-    messages: bytes = b""
-    """Of revisions before `items`; nothing."""
-    items: bytes = b""
 
 
 @dataclass(slots=True)
@@ -63,10 +52,15 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """All of one process, in the order of their last use."""
+    """All of one process, in the order of their last use.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        shared: gets each as well; None keeps them in this process alone.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, shared: SharedResponses | None = None) -> None:
         self._clock = clock
+        self._shared = shared
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._bytes = 0
         self._tasks = BackgroundTasks()
@@ -77,6 +71,8 @@ class ResponseStore:
         response.used = self._clock()
         self._responses[response.id] = response
         self._bytes += response.size
+        if self._shared is not None:
+            self._shared.put(response.for_peers(), running=response.task is not None)
         while self._responses and (self._bytes > RESPONSE_BYTES_MAX or self._oldest().used < self._too_old()):
             self.remove(self._oldest().id)
 
@@ -92,12 +88,27 @@ class ResponseStore:
         self._responses.move_to_end(id)
         return response
 
+    async def shared(self, id: str, owner: str) -> StoredResponse | None:
+        """Return a copy from shared memory; one that was being made by a process that has ended has failed."""
+        entry = None if self._shared is None else await self._shared.get(id, owner)
+        return None if entry is None else copied(failed(entry.response) if entry.running else entry.response)
+
+    async def erase(self, id: str, owner: str) -> bool:
+        """Delete a response from all memory of this machine; return whether it was there."""
+        stored = self.get(id, owner)
+        if stored is not None:
+            self.remove(id)
+            if stored.task is not None:
+                stored.task.cancel()
+        shared = self._shared is not None and await self._shared.remove(id, owner)
+        return stored is not None or shared
+
     def all_for_peers(self) -> list[HeldResponse]:
         """Return all for another process, the longest unused first; what is still being made has failed."""
         return [_at_the_end(response) for response in self._responses.values() if response.used >= self._too_old()]
 
     def remove(self, id: str) -> None:
-        """Forget a response, where it is there."""
+        """Drop a response from this process, where it is there."""
         response = self._responses.pop(id, None)
         if response is not None:
             self._bytes -= response.size
@@ -109,6 +120,8 @@ class ResponseStore:
     async def close(self) -> None:
         """Stop the background responses."""
         await self._tasks.close()
+        if self._shared is not None:
+            await self._shared.close()
 
     def _oldest(self) -> StoredResponse:
         return next(iter(self._responses.values()))
@@ -117,10 +130,18 @@ class ResponseStore:
         return self._clock() - RESPONSE_TTL
 
 
+def copied(response: HeldResponse) -> StoredResponse:
+    """Return another process's response, which has no task here."""
+    return StoredResponse(response.id, response.owner, response.session, response.body, response.items)
+
+
 def _at_the_end(stored: StoredResponse) -> HeldResponse:
-    """Return what a response is when its process ends: one that was still being made has failed."""
-    if stored.task is None:
-        return stored.for_peers()
+    """Return what a response is when its process ends."""
+    return stored.for_peers() if stored.task is None else failed(stored.for_peers())
+
+
+def failed(response: HeldResponse) -> HeldResponse:
+    """Return what has become of a response that was being made by a process that has ended."""
     error = {"code": "server_error", "message": "the frontend process that made it has ended"}
-    body = {**msgspec.json.decode(stored.body), "status": "failed", "error": error}
-    return HeldResponse(stored.id, stored.owner, stored.session, msgspec.json.encode(body), items=stored.items)
+    body = msgspec.json.encode({**msgspec.json.decode(response.body), "status": "failed", "error": error})
+    return msgspec.structs.replace(response, body=body)

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.seams import Store
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
@@ -40,8 +42,9 @@ from penstock.frontend.prompt.prompt_renderer import PromptRenderer
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
-from penstock.frontend.response_store import ResponseStore
+from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore
 from penstock.frontend.shadows.shadow_desk import ShadowDesk
+from penstock.frontend.shared_responses import SharedResponses
 from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
 from penstock.kernel.errors import ConfigError
@@ -90,6 +93,8 @@ class Service:
     """Keeps the tenants' budgets over restarts."""
     audit: "AuditLog | None" = None
     """Log of prompts and answers, where there is one."""
+    access: Callable[[str], EngineAccess] = lambda url: OPEN
+    """What a server asks of who talks to it, by its URL."""
     secret: ClusterSecret | None = None
     """Secret of the cluster, by which the frontends recognise each other."""
 
@@ -146,9 +151,10 @@ class Service:
         self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
         """Request counts for planners."""
-        self.responses = ResponseStore()
+        shared = SharedResponses(Path(self.run), RESPONSE_BYTES_MAX) if self.run else None
+        self.responses = ResponseStore(shared=shared)
         self.programs = ProgramLedger()
-        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards)
+        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards, self.access)
         self.shadows = ShadowDesk(self.metrics, self.shadow_records, self.catalog.ready)
         self.named: Counter[tuple[str, str]] = Counter()
         """Requests by a name that is no model's own, and by the model behind it."""

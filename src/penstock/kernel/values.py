@@ -122,6 +122,8 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: str | None = None
     """``host:port`` at which a prefill worker of protocol bootstrap, or push, meets the decode worker."""
     labels: dict[str, str] = {}
+    access: str | None = None
+    """Pool of its model whose settings say how it lets others in; None where it serves everybody."""
     pid: int | None = None
 
     @property

@@ -43,6 +43,9 @@ class Launched(NamedTuple):
     start_timeout: float = PATIENCE
     card: dict[str, Any] = {}
 
+    def differences(self, command: Sequence[str]) -> list[str]:
+        return [] if tuple(command) == self.argv else ["something"]
+
     def start_log(self) -> StartLog:
         return start_log_of("")
 
@@ -72,11 +75,11 @@ class Nurse:
         self.statuses: asyncio.Queue[Any] = asyncio.Queue()
         self.replace: Callable[[int], Any] | None = None
 
-    async def missing(self, url: str) -> str | None:
+    async def missing(self, pool: str, url: str) -> str | None:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
+    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
         if url in self.busy:
             return ServerHealth("it is busy", silent=True)
         return ServerHealth(None if url in self.there else "no answer")

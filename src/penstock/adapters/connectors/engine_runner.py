@@ -21,11 +21,14 @@ from penstock.adapters.engine_ports import free_port
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet.pool_scaling import REPLICAS_MAX
 from penstock.kernel.errors import EngineError
+from penstock.kernel.plurals import counted
 
 log = logging.getLogger("penstock.connector")
 
 READ_MAX = 1 << 20
 """Bytes of an engine's log that are read at one probe."""
+NAMED = 4
+"""Changed flags that are named."""
 
 
 class SurvivingEngine(NamedTuple):
@@ -119,6 +122,8 @@ class EngineRunner:
         self.state = state
         self.adopted: list[str] = []
         """Workers that were adopted from a supervisor that was killed."""
+        self.not_adopted: dict[str, str] = {}
+        """Its other engines, and sizes of its pools, each with why it was not."""
         self._logs = logs
         self._env = env
         self._grace = grace
@@ -139,7 +144,7 @@ class EngineRunner:
                 self._survivors[name] = SurvivingEngine(entry, shim)
 
     def adopt(self, template: EngineTemplate, configured: int) -> tuple[int, dict[int, tuple[int, ...]]]:
-        """Adopt those engines that we would start now in the same way.
+        """Adopt those engines that we would start now in the same way, and the size to which the pool was scaled.
 
         Args:
             configured: replicas that the config wants.
@@ -148,17 +153,23 @@ class EngineRunner:
         """
         state = self.state
         same: dict[int, str] = {}
+        there = False
         for number in range(REPLICAS_MAX):
             name = state.name(template.component, number)
-            if (
-                name in self._survivors
-                and not self._survivors[name].entry.asleep
-                and _same(self._survivors[name], template, number)
-            ):
+            if name not in self._survivors:
+                continue
+            there = True
+            if (why := _difference(self._survivors[name], template, number)) is None:
                 same[number] = name
+            else:
+                self.not_adopted[template.worker(number)] = why
         known = state.entries.get(state.name(template.component, 0))
-        if same and known is not None and known.configured == configured and known.replicas is not None:
-            configured = known.replicas
+        if there and known is not None and known.replicas is not None:
+            if known.configured == configured:
+                configured = known.replicas
+            elif known.replicas != configured:
+                why = f"the config said {known.configured} replicas then, and says {configured} now"
+                self.not_adopted[f"the size {known.replicas} of {template.component}"] = why
         adopted = {}
         for number in sorted(same)[:configured]:
             survivor = self._adopting[template.worker(number)] = self._survivors.pop(same[number])
@@ -174,7 +185,11 @@ class EngineRunner:
         unwanted, self._survivors = self._survivors, {}
         await asyncio.gather(*(survivor.shim.stop(self.settings.stop_grace) for survivor in unwanted.values()))
         for name in unwanted:
-            log.info("%s of an earlier run is not what is wanted now, and was ended", name)
+            worker = unwanted[name].entry.worker or name
+            known = worker.rpartition("-")[0] in numbers
+            text = "its pool is smaller now" if known else "the config does not have its pool any more"
+            why = self.not_adopted.setdefault(worker, text)
+            log.info("%s of an earlier run is not what is wanted now, and was ended: %s", name, why)
         state = self.state
         mine = {state.name(component, n) for component, own in numbers.items() for n in (0, *own)}
         state.entries = {name: _known(entry, unwanted, name) for name, entry in state.entries.items() if name in mine}
@@ -328,11 +343,16 @@ def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _same(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> bool:
-    """Return whether a survivor is what we would start now under its number."""
+def _difference(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> str | None:
+    """Return why a survivor is not what we would start now under its number; None where it is."""
     resources = survivor.resources
+    if survivor.entry.asleep:
+        return "it is asleep"
+    if len(resources.gpus) != template.gpus:
+        return f"it has {counted(len(resources.gpus), 'GPU')}, and {template.gpus} are wanted now"
     launch = template.launch(template.worker(number), resources.port, resources.gpus)
-    return list(launch.argv) == survivor.entry.command and len(resources.gpus) == template.gpus
+    changed = launch.differences(survivor.entry.command)
+    return f"it was started with other values of {', '.join(changed[:NAMED])}" if changed else None
 
 
 def _known(entry: StateEntry, unwanted: Mapping[str, SurvivingEngine], name: str) -> StateEntry:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, recognise
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
+from penstock.adapters.engines.http.engine_access import refused
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, TAKEN, UNTRIED
 from penstock.kernel.errors import EngineError
@@ -33,6 +34,7 @@ async def describe(
     epoch: int,
     model: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    pool: str = "pools.NAME",
 ) -> WorkerCard:
     """Read the card of a server.
 
@@ -41,11 +43,12 @@ async def describe(
         model: name that it must serve; None takes the first that it lists.
         overrides: card fields that the operator knows better; None values are ignored. An ``engine`` among them
             selects the dialect.
+        pool: dotted name of its pool's settings, for what is said of a refusal.
     Raises:
         EngineError: the server can't be reached, still loads, lists no model, or not the requested one.
     """
     server = EngineServer(http, url)
-    mine, adapters = await _listed(server, model)
+    mine, adapters = await _listed(server, model, pool)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     kind = DIALECTS.get(given.get("engine", ""))
     if kind is None or kind.name in _GUESS:
@@ -82,7 +85,9 @@ class ServerHealth(NamedTuple):
     silent: bool = False
 
 
-async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: str) -> ServerHealth:
+async def health(
+    http: aiohttp.ClientSession, url: str, timeout: float, model: str, pool: str = "pools.NAME"
+) -> ServerHealth:
     """Ask a server's /health (where it has one) whether it serves, and its list whether it still serves the model.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
@@ -93,23 +98,26 @@ async def health(http: aiohttp.ClientSession, url: str, timeout: float, model: s
         if status is None:
             silent = server.silent
             return ServerHealth(
-                f"no answer to its health check within {timeout:g} s" if silent else "no answer", silent
+                f"no answer to its health check within {timeout:g} s" if silent else f"no answer{server.reason}",
+                silent,
             )
         if status != 200 and (path, status) != ("/health", 404):
-            return ServerHealth(f"{path} answers {status}")
+            return ServerHealth(f"{path} answers {status}{refused(status, pool)}")
     listing = await server.object("/v1/models")
     names = [entry.get("id") for entry in listing.get("data") or () if isinstance(entry, dict)]
     return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
-async def lacking(http: aiohttp.ClientSession, url: str) -> str | None:
+async def lacking(http: aiohttp.ClientSession, url: str, pool: str = "pools.NAME") -> str | None:
     """Return what a starting server still lacks (health, a list of models), or None once it serves."""
     server = EngineServer(http, url)
     status = await server.status("/health")
     if status is None:
-        return "nobody listens yet"
+        return server.fault or "nobody listens yet"
     if status not in (200, 404):
-        return f"/health answers {status}"
+        return f"/health answers {status}{refused(status, pool)}"
+    if why := refused(listed := await server.status("/v1/models"), pool):
+        return f"/v1/models answers {listed}{why}"
     listing = await server.object("/v1/models")
     return None if listing.get("data") else "it lists no model"
 
@@ -172,7 +180,7 @@ async def listed_adapters(http: aiohttp.ClientSession, url: str) -> tuple[str, .
     )
 
 
-async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, tuple[str, ...]]:
+async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[JsonObject, tuple[str, ...]]:
     """Return the model's entry in the server's list, and the names of its adapters."""
     listing = await server.json("/v1/models")
     if listing is None:
@@ -180,9 +188,9 @@ async def _listed(server: EngineServer, model: str | None) -> tuple[JsonObject, 
         if status == 503 or await server.status("/health") == 503:
             raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
         if status is None:
-            raise EngineError(f"{server.url} does not answer", hint="is it up, and is this its address?")
-        if status in (401, 403):
-            raise EngineError(f"{server.url}/v1/models answers {status}", hint="it wants an API key")
+            raise EngineError(f"{server.url} does not answer{server.reason}", hint="is it up, and is this its address?")
+        if why := refused(status, pool):
+            raise EngineError(f"{server.url}/v1/models answers {status}{why}")
         what = "without JSON" if status == 200 else f"with status {status}"
         raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
     entries = listing.get("data") if isinstance(listing, dict) else None

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.adapters.engines.vllm_embeddings import ec_transfer_config
 from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
 from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
+from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 
@@ -53,6 +54,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, where supervise.start_timeout is not set."""
     card: dict[str, Any] = {}
     """Fields of the `WorkerCard` that its starter knows better than the server."""
+
+    def differences(self, command: Sequence[str]) -> list[str]:
+        """Return the flags in which an engine that a command started is not what this one starts.
+
+        Another interpreter, which another environment of Penstock has, does not count, nor do settings of a simulated
+        engine that an earlier or later release did not have, as long as they are at their defaults.
+        """
+        before, now = _flags(command), _flags(self.argv)
+        return [name for name in dict.fromkeys((*now, *before)) if before.get(name, ()) != now.get(name, ())]
 
     def start_log(self) -> StartLog:
         """Return a reader of what one start of it prints."""
@@ -222,6 +232,7 @@ def _vllm(
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(HANDOFF_PORT if in_pod else free_port()),
         }
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
+    scheme = "http" if _value(pool.args, "ssl-certfile") is None else "https"
     if transfer:
         flags["--kv-transfer-config"] = json.dumps(transfer)
     if not in_pod and plugin_installed(pool.program, {**os.environ, **pool.env}):
@@ -252,7 +263,7 @@ def _vllm(
     return Launch(
         argv=(pool.program, "serve", pool.model_path or model, *_words(flags, pool.args), *pool.args),
         env=env,
-        url=f"http://{host}:{port}",
+        url=f"{scheme}://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
         card=card,
     )
@@ -317,6 +328,35 @@ def plugin_installed(command: str, env: Mapping[str, str], group: str = ENTRY_PO
             except OSError:
                 continue
     return False
+
+
+def _flags(argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return a command's flags with their words, and what stands before them as its program."""
+    flags: dict[str, tuple[str, ...]] = {}
+    name = "the program"
+    for word in argv[1:] if argv[1:2] == ["-m"] or argv[1:2] == ("-m",) else argv:
+        if word.startswith("-"):
+            name = word
+            flags[name] = (*flags.get(name, ()), "")
+        elif name == "--settings":
+            flags |= {f"--settings {knob}": (value,) for knob, value in _sim_settings(word)}
+        else:
+            flags[name] = (*flags.get(name, ()), word)
+    return flags
+
+
+def _sim_settings(text: str) -> Iterator[tuple[str, str]]:
+    """Yield every knob of a simulated engine's settings, as this release has them."""
+    try:
+        left = [("", msgspec.to_builtins(msgspec.json.decode(text, type=SimSettings)))]
+    except msgspec.DecodeError:
+        left = [("", text)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{path}.{name}" if path else name, part) for name, part in value.items()]
+        else:
+            yield path, str(value)
 
 
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}

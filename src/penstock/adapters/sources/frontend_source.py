@@ -1,6 +1,7 @@
 """Traffic source over Penstock's frontends: reads the counters of all through the first that answers."""
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import aiohttp
@@ -61,14 +62,22 @@ class FrontendSource:
         models: those of the config; others are added as they appear.
     """
 
-    def __init__(self, urls: Urls, sign: Sign, *, models: Iterable[str] = (), description: str = "frontends") -> None:
+    def __init__(
+        self,
+        urls: Urls,
+        sign: Sign,
+        *,
+        models: Iterable[str] = (),
+        description: str = "frontends",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._urls = urls
         self._sign = sign
         self._models = set(models)
         self._description = description
         self._mark = CounterMark()
         self._readability = Readability()
-        self._http = within(TIMEOUT)
+        self._http = within(TIMEOUT, tls)
 
     async def read(self, at: float) -> Reading:
         try:

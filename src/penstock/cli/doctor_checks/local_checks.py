@@ -1,18 +1,22 @@
 """The doctor's checks of this machine, the config and the cluster; each yields findings and changes nothing."""
 
+import asyncio
 import os
 import resource
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.adapters.engines.http.engine_access import EngineAccess, engine_session, read_access, refused
+from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.listen_address import bind_error
+from penstock.adapters.tls import client_context
 from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
@@ -23,7 +27,7 @@ from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus
-from penstock.kernel.errors import bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.plurals import counted
 
 PYTHON_MIN = (3, 11)
@@ -35,6 +39,8 @@ SKEW_WARN = 5.0
 """Seconds; the HTTP Date header has whole seconds, so a smaller skew can't be measured."""
 PROBE_TIMEOUT = 60.0
 """Seconds for a prompt of some blocks and one token; a busy engine takes a while."""
+ACCESS_TIMEOUT = 2.0
+"""Seconds for a server's list of models; one that is slower is not looked at."""
 CLOCK_MIN = 1_700_000_000
 """A clock before this (November 2023) was never set."""
 
@@ -135,6 +141,7 @@ def check_start(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Findi
     """Check what a start takes of this machine: free ports, a run folder, names of servers that resolve."""
     yield from check_ports(settings, cluster_runs)
     yield from check_disk(Path(settings.runs.dir))
+    yield from check_access(settings)
     urls = [url for model in settings.models.values() for pool in model.pools.values() for url in pool.urls]
     for host in dict.fromkeys(urlsplit(url).hostname or "" for url in urls):
         try:
@@ -144,6 +151,36 @@ def check_start(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Findi
             yield Finding("error", "servers", text, "correct the name in urls, or give the server's address")
 
 
+def check_access(settings: ClusterSettings) -> Iterator[Finding]:
+    """Check that the keys of attached servers can be read, and that those that answer let us in."""
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            where = f"models.{model}.pools.{name}"
+            try:
+                access = read_access(pool.access, f"{where}.access")
+            except ConfigError as error:
+                yield Finding("error", "servers", error.message, error.hint)
+                continue
+            for url, fault in asyncio.run(_refusals(pool.urls, access, where)).items():
+                yield Finding(
+                    "error", "servers", f"{url} {fault}", "docs/guides/engines.md: engines behind a key or TLS"
+                )
+
+
+async def _refusals(urls: Sequence[str], access: EngineAccess, where: str) -> dict[str, str]:
+    """Return which servers refuse us, and how; one that does not answer may come later."""
+    async with engine_session(lambda url: access) as http:
+        servers = [EngineServer(http, url, ACCESS_TIMEOUT) for url in urls]
+        statuses = await asyncio.gather(*(server.status("/v1/models") for server in servers))
+    found = {}
+    for server, status in zip(servers, statuses, strict=True):
+        if server.fault is not None or refused(status, where):
+            found[server.url] = (
+                f"does not answer{server.reason}" if status is None else f"answers {status}{refused(status, where)}"
+            )
+    return found
+
+
 def is_running(settings: ClusterSettings) -> bool:
     """Return whether a cluster answers where this config would listen: then its ports are its own."""
     front = settings.frontend
@@ -151,7 +188,7 @@ def is_running(settings: ClusterSettings) -> bool:
     scheme = "https" if front.security.tls_cert else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{front.admin_port or front.port}"
     try:
-        AdminClient(url, timeout=1.0).get("/admin/status", ClusterStatus)
+        AdminClient(url, timeout=1.0, tls=client_context(ca=None, verify=False)).get("/admin/status", ClusterStatus)
     except RequestRefused as error:
         return error.status in (401, 403)
     except ClusterUnreachable:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import click
 import msgspec
 
+from penstock.cli.shared.cluster_tls import cluster_tls, tls_fault, tls_options
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.supervision.terminal import USUAL_URL
@@ -44,14 +46,26 @@ class AdminClient:
         url: base URL, with or without /v1.
         key: sent as a bearer token; None sends none.
         timeout: seconds for the connection and for each silence.
+        tls: of https; None is what the command was given.
+        headers: of every request.
     """
 
-    def __init__(self, url: str, key: str | None = None, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self.key = key
         self.timeout = timeout
         self.date: str | None = None
         """The Date header of the last answer."""
+        self._tls = cluster_tls() if tls is None else tls
+        self._own_headers = headers
         self._parts = _parsed(self.url)
 
     def get(self, path: str, kind: type[T]) -> T:
@@ -107,9 +121,10 @@ class AdminClient:
         """Send a request and yield the answer, whose body has not been read; the connection ends with the block."""
         host, port = self._parts.hostname, self._parts.port
         assert host is not None
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(host, port, timeout=self.timeout)
-        headers = {"accept": "application/json", **(more or {})}
+        connection = http.client.HTTPConnection(host, port, timeout=self.timeout)
+        if self._parts.scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, timeout=self.timeout, context=self._tls)
+        headers = {"accept": "application/json", **self._own_headers, **(more or {})}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         data = None
@@ -124,6 +139,13 @@ class AdminClient:
                 raise ClusterUnreachable(
                     f"{self.url} did not answer within {self.timeout:g} s", hint="is it overloaded? try again"
                 ) from error
+            except ssl.SSLError as error:
+                why, hint = tls_fault(self.url, error)
+                raise ClusterUnreachable(why, reason=why, hint=hint) from error
+            except http.client.BadStatusLine as error:
+                why = f"{self.url} does not answer as a server of HTTP does"
+                hint = "write https:// where the cluster has a certificate"
+                raise ClusterUnreachable(why, reason=why, hint=hint) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 why = _reason(error)
                 raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
@@ -168,7 +190,7 @@ def url_option(command: F) -> F:
     """Add ``--url``, by default from PENSTOCK_URL or where ``penstock up`` listens."""
     return click.option(
         "--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, help="The cluster [PENSTOCK_URL]."
-    )(command)
+    )(tls_options(command))
 
 
 def admin_key_option(command: F) -> F:

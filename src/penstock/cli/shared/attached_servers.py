@@ -1,22 +1,28 @@
-"""Attached servers: OpenAI-compatible servers that run already, as the pools of a config."""
+"""Attached servers: OpenAI-compatible servers that run already, as the pools of a config, and how to get into them."""
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, read_access, refused
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.cli.shared.checkpoint import tokenizer_in
 from penstock.config.reading.load import load
+from penstock.config.settings.pool_access_settings import PoolAccessSettings
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
 
 ASK_EVERY = 1.0
 """Seconds between two rounds of questions where no server answers yet."""
 KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
+FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
 def attached_models(
@@ -31,25 +37,34 @@ def attached_models(
     replay: Sequence[str] = (),
     stats: Sequence[str] = (),
     wait: bool = False,
+    access: PoolAccessSettings = PoolAccessSettings(),
 ) -> JsonObject:
     """Return the value of ``models`` for some servers, each asked for its model where none is named.
 
     Args:
         events, replay, stats: ``[URL=]ENDPOINT`` of a server.
         wait: ask until one answers.
+        access: what the servers ask for.
     Raises:
         EngineError: none answers.
     """
     by_model: dict[str, list[str]] = {}
     folders: dict[str, str] = {}
-    bases = [_base(url) for url in urls]
-    for base, name, root in _models_of(bases, wait) if model is None else [(base, model, None) for base in bases]:
+    bases, given = [_base(url) for url in urls], msgspec.to_builtins(access)
+    keys = read_access(access, "access")
+    for base, name, root in _models_of(bases, wait, keys) if model is None else [(base, model, None) for base in bases]:
         if root is not None:
             folders.setdefault(name, root)
         by_model.setdefault(name, []).append(base)
     models: JsonObject = {}
     for name, members in by_model.items():
-        pool: JsonObject = {"engine": engine, "urls": members, "block_size": block_size, "topic": topic}
+        pool: JsonObject = {
+            "engine": engine,
+            "urls": members,
+            "block_size": block_size,
+            "topic": topic,
+            "access": given,
+        }
         for kind, given in (("events", events), ("replay", replay), ("stats", stats)):
             pool[kind] = [
                 _entry(text, members) for text in given if _meant(text, members, everywhere=len(by_model) == 1)
@@ -67,15 +82,20 @@ def models_of_pods(
     tokenizer: str | None = None,
     block_size: int | None = None,
     topic: str | None = None,
+    access: PoolAccessSettings = PoolAccessSettings(),
 ) -> JsonObject:
     """Return the value of ``models`` for pods; a ready one is asked for its model where none is named.
 
     Args:
         selector: of labels, or inferencepool/NAME.
         overrides: settings as flags; those of discovery say how to reach the API server.
+        access: what the servers ask for.
     """
-    name = model if model is not None else _model_of(_first_of_pods(selector, overrides))[0]
-    pods = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
+    name = (
+        model if model is not None else _model_of(_first_of_pods(selector, overrides), read_access(access, "access"))[0]
+    )
+    pods: JsonObject = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
+    pods["access"] = msgspec.to_builtins(access)
     return {name: {"tokenizer": tokenizer, "pools": {"pods": pods}}}
 
 
@@ -92,7 +112,7 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     return servers[0].url
 
 
-def _models_of(bases: Sequence[str], wait: bool) -> list[tuple[str, str, str | None]]:
+def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, str, str | None]]:
     """Ask servers for their models; return (server, model, tokenizer's folder).
 
     One that does not answer is taken for a server of the model that all others have; where these have several, it is
@@ -103,7 +123,7 @@ def _models_of(bases: Sequence[str], wait: bool) -> list[tuple[str, str, str | N
         away: dict[str, EngineError] = {}
         for base in bases:
             try:
-                known.append((base, *_model_of(base)))
+                known.append((base, *_model_of(base, access)))
             except EngineError as error:
                 away[base] = error
         if away and not known and not wait:
@@ -133,19 +153,22 @@ def _entry(text: str, members: list[str]) -> str:
     return f"{_base(server)}={endpoint}" if equals else text
 
 
-def _model_of(url: str) -> tuple[str, str | None]:
+def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
     """Ask a server which model it serves, and take the tokenizer in its folder where the server runs on this machine.
 
     LoRA adapters, which have a parent, don't count.
     """
     try:
-        listing = AdminClient(url, timeout=5.0).get("/v1/models", dict)
+        listing = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers).get("/v1/models", dict)
     except ClusterUnreachable as error:
         raise EngineError(
             f"no model list comes from {url}/v1/models: {error.reason}", hint="start the server, or name its --model"
         ) from error
     except RequestRefused as error:
-        hint = "it wants an API key" if error.status in (401, 403) else "is it an OpenAI-compatible server?"
+        if why := refused(error.status, "pools.attached"):
+            hint = "--api-key-file FILE or --api-key-env NAME gives a key, --header 'NAME: VALUE' another header"
+            raise EngineError(f"{url}/v1/models answers {error.status}{why}", hint=hint) from error
+        hint = "is it an OpenAI-compatible server?"
         raise EngineError(f"{url}/v1/models answers {error.status}: {error.message}", hint=hint) from error
     models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
     if not models:
@@ -153,3 +176,35 @@ def _model_of(url: str) -> tuple[str, str | None]:
     root = models[0].get("root")
     folder = tokenizer_in(Path(root)) if isinstance(root, str) and root.startswith("/") else None
     return str(models[0]["id"]), folder
+
+
+def access_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add options as curl has them for a key, headers and certificates; the command gets them as ``access``."""
+
+    @functools.wraps(command)
+    def with_access(*, header: tuple[str, ...], **others: Any) -> int:
+        given = {name: others.pop(name) for name in ("api_key_file", "api_key_env", "ca", "cert", "cert_key")}
+        headers = {}
+        for text in header:
+            name, colon, value = text.partition(":")
+            value = value.strip()
+            if not colon or not value:
+                raise click.UsageError(f"--header {name!r}: write it as 'NAME: VALUE'")
+            headers[name.strip()] = f"file:{Path(value[5:]).absolute()}" if value.startswith("file:") else value
+        return command(access=PoolAccessSettings(headers=headers, **given), **others)
+
+    options: Callable[..., int] = with_access
+    for name, settings in (
+        ("--api-key-file", {"type": FILE, "help": "File with the API key that the servers ask for."}),
+        ("--api-key-env", {"metavar": "NAME", "help": "Name of the environment variable that has that key."}),
+        (
+            "--header",
+            {"multiple": True, "metavar": "'NAME: VALUE'", "help": "Header; VALUE may be file:PATH, env:NAME."},
+        ),
+        ("--cacert", {"type": FILE, "help": "Certificates that sign the servers'; unset trusts the system's."}),
+        ("--cert", {"type": FILE, "help": "Own certificate, for servers that ask for one."}),
+        ("--cert-key", {"type": FILE, "help": "Its private key, where that is in another file."}),
+    ):
+        words = (name, "ca") if name == "--cacert" else (name,)
+        options = click.option(*words, **settings)(options)  # type: ignore[arg-type]
+    return options

@@ -17,6 +17,8 @@ PREFIX = "PENSTOCK_"
 RESERVED = {
     "PENSTOCK_URL": "the cluster that status, top, explain, chat, join and doctor talk to",
     "PENSTOCK_ADMIN_KEY": "key for /admin that those commands send",
+    "PENSTOCK_CACERT": "file of the certificates that those commands trust in place of the system's",
+    "PENSTOCK_INSECURE": "1 makes those commands trust any certificate",
     "PENSTOCK_API_KEY": "key for /v1 that chat and bench send",
     "PENSTOCK_STATS_ENDPOINT": "where the statistics plug-in inside an engine publishes; set for the engine",
     "PENSTOCK_STATE_DIR": "folder of the state files, one per namespace, in place of the user's state folder",

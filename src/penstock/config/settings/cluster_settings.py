@@ -9,6 +9,7 @@ from penstock.config.settings.discovery_settings import DiscoverySettings
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.picker_settings import PickerSettings
 from penstock.config.settings.planning_settings import PlanningSettings
+from penstock.config.settings.pool_access_settings import PoolAccessSettings
 from penstock.config.settings.tenant_settings import AuditSettings, TenantSettings
 from penstock.engine.settings import SimSettings
 from penstock.fleet.crash_backoff import RESTART_BACKOFF_MAX
@@ -269,6 +270,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 16 * 1024**3
+    access: PoolAccessSettings = PoolAccessSettings()
     health: HealthSettings = HealthSettings()
     cache: CacheSettings = CacheSettings()
     sim: SimSettings = SimSettings()

@@ -98,6 +98,13 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
             "unset lets those of this machine where no key is needed."
         ),
     ] = None
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Knob(
+            "Origins whose pages may call the API from a browser, such as https://app.example.com; * is any. Never the "
+            "admin routes."
+        ),
+    ] = ()
     tls_cert: Annotated[str | None, Knob("Path of a PEM certificate chain; with tls_key it switches HTTPS on.")] = None
     tls_key: Annotated[str | None, Knob("Path of the PEM private key that belongs to tls_cert.")] = None
     jwt: JwtSettings = JwtSettings()

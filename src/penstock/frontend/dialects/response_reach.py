@@ -13,8 +13,9 @@ from penstock.frontend.admin.frontend_peers import raw_from_peers, to_one_peer
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.peer_guard import PEERS
 from penstock.frontend.http.request_context import read_body
-from penstock.frontend.response_store import HeldResponse, StoredResponse
+from penstock.frontend.response_store import StoredResponse, copied
 from penstock.frontend.service import Service, service_of
+from penstock.frontend.shared_responses import HeldResponse
 
 log = logging.getLogger("penstock.frontend")
 
@@ -28,25 +29,26 @@ _ID = re.compile(r"resp_[0-9a-f]{32}\Z")
 
 
 async def find_response(service: Service, id: str, owner: str) -> StoredResponse | None:
-    """Return a response of this owner: this process's own, or a copy of another's, which has no task."""
+    """Return a response of this owner: this process's own, or a copy of another's, which has no task.
+
+    Other processes come before shared memory: only they know of one that is being made whether it still is.
+    """
     if not _ID.match(id):
         return None  # nobody has made such an id, so nobody is asked
     stored = service.responses.get(id, owner)
     if stored is not None:
         return stored
     for raw in await raw_from_peers(service, _at_peers(id, owner)):
-        held = msgspec.msgpack.decode(raw, type=HeldResponse)
-        return StoredResponse(held.id, held.owner, held.session, held.body, held.items)
-    return None
+        return copied(msgspec.msgpack.decode(raw, type=HeldResponse))
+    return await service.responses.shared(id, owner)
 
 
 async def forget_response(service: Service, id: str, owner: str) -> bool:
     """Forget a response wherever it is; one that is being made ends. Return whether there was one."""
     if not _ID.match(id):
         return False
-    if _forget_here(service, id, owner):
-        return True
-    return bool(await raw_from_peers(service, _at_peers(id, owner), "DELETE"))
+    here = await service.responses.erase(id, owner)
+    return bool(await raw_from_peers(service, _at_peers(id, owner), "DELETE")) or here
 
 
 async def end_response(service: Service, stored: StoredResponse) -> bytes:
@@ -75,21 +77,11 @@ async def give_response(request: web.Request) -> web.Response:
     if stored is None:
         raise rejected(f"response {quoted(id)} is not held by this process", "id", code="not_found", status=404)
     if request.method == "DELETE":
-        _forget_here(service, id, owner)
+        await service.responses.erase(id, owner)
         return web.Response()
     if request.method == "POST":
         return web.Response(body=end_here(service, stored))
     return web.Response(body=msgspec.msgpack.encode(stored.for_peers()))
-
-
-def _forget_here(service: Service, id: str, owner: str) -> bool:
-    stored = service.responses.get(id, owner)
-    if stored is None:
-        return False
-    service.responses.remove(id)
-    if stored.task is not None:
-        stored.task.cancel()
-    return True
 
 
 async def hand_over(service: Service) -> None:
@@ -124,7 +116,7 @@ async def take_responses(request: web.Request) -> web.Response:
     if request.query.get("digest") != _digest(data):
         raise rejected("the body is not what was signed", "digest")
     for held in msgspec.msgpack.decode(data, type=list[HeldResponse]):
-        service.responses.put(StoredResponse(held.id, held.owner, held.session, held.body, held.items))
+        service.responses.put(copied(held))
     return web.Response()
 
 

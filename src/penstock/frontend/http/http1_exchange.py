@@ -27,6 +27,7 @@ class Http1Exchange:
     __slots__ = (
         "_chunked",
         "_connection",
+        "_cors",
         "_head",
         "_opened",
         "_over",
@@ -43,7 +44,14 @@ class Http1Exchange:
         "status",
     )
 
-    def __init__(self, connection: CarryingConnection, head: RequestHead, id: str, remote: str | None) -> None:
+    def __init__(
+        self,
+        connection: CarryingConnection,
+        head: RequestHead,
+        id: str,
+        remote: str | None,
+        cors: str = "",
+    ) -> None:
         self.id = id
         self.method = head.method
         self.path = head.path
@@ -55,6 +63,8 @@ class Http1Exchange:
         self.last_write = time.monotonic()
         self._head = head
         self._connection = connection
+        self._cors = cors
+        """Header lines for pages of other origins."""
         self._transport: Any = connection.transport
         self.full = connection.full
         """Bound method of the connection: it is called with every piece of a stream."""
@@ -127,10 +137,10 @@ class Http1Exchange:
         self._transport.abort()
 
     def _ending(self, close: bool) -> str:
-        """Decide whether the connection stays open after this answer, and return the header lines for that."""
+        """Decide whether the connection stays open after this answer; return the header lines of that and of CORS."""
         connection = self._connection
         if close or not connection.body_read:
             connection.keep_alive = False
         if not connection.keep_alive:
-            return "connection: close\r\n"
-        return "connection: keep-alive\r\n" if self._head.http10 else ""
+            return f"{self._cors}connection: close\r\n"
+        return f"{self._cors}connection: keep-alive\r\n" if self._head.http10 else self._cors

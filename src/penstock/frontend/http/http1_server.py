@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
+from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection, header_lines
 from penstock.frontend.http import request_context
 from penstock.frontend.http.error_responses import problem, rejected
 from penstock.frontend.http.http1_body import ChunkedBody, decompressed
@@ -247,7 +247,14 @@ class ClientConnection(Http1Connection):
             self._parts = []
             if rest:
                 self._read_body(rest)
-        caller = self._caller = Http1Exchange(self, head, listener.gate.request_id(head.headers), self._remote)
+        cors = listener.gate.cors
+        caller = self._caller = Http1Exchange(
+            self,
+            head,
+            listener.gate.request_id(head.headers),
+            self._remote,
+            "" if cors is None else header_lines(cors.headers(head.path, head.headers)),
+        )
         self._task = listener.loop.create_task(self._serve(caller, listener.handlers[route]))
 
     def _lend(self, head: RequestHead, raw: bytes, rest: bytes) -> None:

@@ -70,6 +70,9 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     def refusal(error: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:
         return response_of(gate_of(request).shaped(error, request.path, request[REQUEST_ID]), headers)
 
+    cors = gate_of(request).cors
+    if cors is not None and (preflight := cors.preflight(request.method, request.path, request.headers)):
+        return web.Response(status=204, headers=preflight)
     try:
         return await handler(request)
     except Unauthorized as error:
@@ -134,6 +137,8 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
         response.headers["x-request-id"] = request_id
         response.headers["x-penstock-request-id"] = request_id
     response.headers["server"] = "penstock"
+    if (cors := gate_of(request).cors) is not None:
+        response.headers.update(cors.headers(request.path, request.headers))
     # No upgrade is served here, and the library takes later bytes for another protocol.
     if gate_of(request).retiring or hdrs.UPGRADE in request.headers:
         # The header is set here as well: the library has made its own headers by now.

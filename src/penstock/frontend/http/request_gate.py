@@ -10,6 +10,7 @@ from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
+from penstock.frontend.cors_policy import CorsPolicy
 from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
@@ -65,6 +66,8 @@ class RequestGate:
         self.rates = KeyRates(settings.limits.rate, settings.limits.burst)
         self.shapes: dict[str, Shape] = {}
         """Path -> shape of its errors, where that is not OpenAI's."""
+        self.cors: CorsPolicy | None = None
+        """Where pages of other origins may call."""
         self.draining = False
         """Whether requests are refused."""
         self.retiring = False

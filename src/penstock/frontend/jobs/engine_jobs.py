@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, engine_session
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.frontend.http.error_responses import quoted, rejected
@@ -88,15 +89,17 @@ class EngineJobs:
     Args:
         store: returns the discovery store; without one, jobs live in this process alone.
         cards: returns the cards of all present workers.
+        access: what a server asks for, by its URL.
     """
 
     def __init__(
         self,
         store: Callable[[], Store | None],
         cards: Callable[[], Sequence[WorkerCard]],
+        access: Callable[[str], EngineAccess] = lambda url: OPEN,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._given, self._cards, self._clock = store, cards, clock
+        self._given, self._cards, self._access, self._clock = store, cards, access, clock
         self._own = MemoryStore()
         self._http: aiohttp.ClientSession | None = None
 
@@ -208,7 +211,7 @@ class EngineJobs:
         url = f"{self.engine(job).url.rstrip('/')}{job.path(path)}"
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT, sock_read=ANSWER_TIMEOUT)
-            self._http = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+            self._http = engine_session(self._access, timeout=timeout, auto_decompress=False)
         try:
             asked = URL(url + (f"?{query}" if query else ""), encoded=True)
             return await self._http.request(method, asked, headers=headers)

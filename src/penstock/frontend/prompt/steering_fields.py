@@ -41,7 +41,7 @@ def withheld_from(fields: JsonObject) -> tuple[str, ...]:
 
 def without(raw: bytes, fields: JsonObject, names: Collection[str]) -> tuple[bytes, JsonObject, JsonObject]:
     """Return a body without its steering fields, the same decoded, and those of its top, which a pool may allow."""
-    whole: dict[str, Any] = dict(_RAW.decode(raw))
+    whole: JsonObject = dict(_RAW.decode(raw))
     kept: JsonObject = {}
     for name, value in fields.items():
         if name in names:

@@ -17,6 +17,7 @@ from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
 from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe, ready
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TP_SIZE
+from penstock.adapters.engines.http.engine_access import key_env, read_access
 from penstock.adapters.engines.launch import launch_of
 from penstock.config.cluster_secret_file import without_secrets
 from penstock.config.settings.cluster_settings import PoolSettings
@@ -122,9 +123,8 @@ async def started_engine(
     log_path = _log(logs, name)
     launch = launch_of(name, model, of_size(pool, tp), port=free_port(), gpus=tuple(gpus[:tp]))
     begun = time.monotonic()
-    shim = await ShimClient.start(
-        name, launch, log_path=log_path, grace=0.0, end=STOP_GRACE, env=without_secrets(os.environ)
-    )
+    env = {**without_secrets(os.environ), **key_env(pool.engine, read_access(pool.access, "access"))}
+    shim = await ShimClient.start(name, launch, log_path=log_path, grace=0.0, end=STOP_GRACE, env=env)
     try:
         url = launch.url
         if url is None:

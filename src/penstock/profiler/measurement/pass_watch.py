@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, engine_session
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.stats.step_stats_source import steps_of
 from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
@@ -145,6 +146,7 @@ async def watch(
     *,
     model: str | None = None,
     key: str | None = None,
+    access: EngineAccess = OPEN,
     now: Callable[[], float] = time.monotonic,
 ) -> ProfileManifest:
     """Listen to an engine, or to all engines of a cluster, for some seconds; write the profile, return its manifest.
@@ -154,11 +156,12 @@ async def watch(
         tp: tensor-parallel size, where the engines do not say it.
         stats: endpoint of an engine's statistics plug-in; a simulated engine and a cluster need none.
         model: which one of a cluster's; ``key``: of an administrator of it.
+        access: what the engines ask for.
     Raises:
         EngineError: an engine can't be reached, or none reports passes.
         ConfigError: the engines are of several models, kinds or versions: one profile is of one.
     """
-    async with aiohttp.ClientSession() as http:
+    async with engine_session(lambda url: access) as http:
         watched = await watched_engines(http, url, model, key, stats)
         subject = watched[0]
         books = []

@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.adapters.engines.http.engine_access import engine_session, read_access
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
 from penstock.config.settings.cluster_settings import PoolSettings
@@ -171,7 +172,8 @@ async def run(options: ProfileOptions) -> ProfileManifest:
     options.out.mkdir(parents=True, exist_ok=True)
     points, limits, left_out, begun = MeasuredPoints(options.out), {}, list[str](), time.monotonic()
     manifest: ProfileManifest | None = None
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+    access = read_access(options.pool.access, "access")
+    async with engine_session(lambda url: access, connector=aiohttp.TCPConnector(limit=0)) as http:
         for place, tp in enumerate(sizes or (0,)):
             async with _engine(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
                 if manifest is None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -37,9 +38,11 @@ __all__ = ["BenchOptions", "main", "run"]
 FLUSH_EVERY = 1.0
 
 
-def main(options: BenchOptions) -> int:
+def main(options: BenchOptions, tls: ssl.SSLContext | None = None) -> int:
     """Run a bench to its end.
 
+    Args:
+        tls: of https; None trusts the system's certificates.
     Returns: exit status: 0, or 1 where the run is invalid, or doubtful and ``strict`` (its reason is printed).
     Raises:
         ConfigError: an option, the trace or the run folder is at fault; nothing was sent.
@@ -47,7 +50,7 @@ def main(options: BenchOptions) -> int:
     """
     options.check()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome = runner.run(run(options))
+        outcome = runner.run(run(options, tls))
     if options.json:
         sys.stdout.write(as_json(outcome))
     else:
@@ -55,10 +58,10 @@ def main(options: BenchOptions) -> int:
     return 1 if outcome.invalid or (options.strict and outcome.doubts) else 0
 
 
-async def run(options: BenchOptions) -> BenchOutcome:
+async def run(options: BenchOptions, tls: ssl.SSLContext | None = None) -> BenchOutcome:
     """Load the server and leave a run folder; see `main` for the errors."""
     plan = plan_of(options)
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=0)
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, ssl=True if tls is None else tls)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as http:
         model, block_size = await ask(http, options)

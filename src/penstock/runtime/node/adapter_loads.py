@@ -61,7 +61,9 @@ class LoadFailure(NamedTuple):
 class AdapterLoads:
     """The loads of one frontend."""
 
-    def __init__(self, live: LiveDriver, router: Router, registry: AdapterRegistry) -> None:
+    def __init__(
+        self, live: LiveDriver, router: Router, registry: AdapterRegistry, http: HttpSession | None = None
+    ) -> None:
         self.registry = registry
         self._live = live
         self._router = router
@@ -69,7 +71,7 @@ class AdapterLoads:
         self._others = BackgroundTasks()
         self._turns: dict[WorkerId, asyncio.Lock] = {}
         self._budget = asyncio.Semaphore(LOADS_AT_ONCE)
-        self._http = HttpSession()
+        self._http = http or HttpSession()
         self._changed = asyncio.Event()
         registry.on_changed = self._changed.set
         live.on(AdapterChange, self._change)

@@ -56,12 +56,12 @@ class CanaryTarget:
 class Canary:
     """Request a token from idle workers."""
 
-    def __init__(self, settings: CanarySettings, busy: Busy, cordon: Cordon) -> None:
+    def __init__(self, settings: CanarySettings, busy: Busy, cordon: Cordon, http: HttpSession | None = None) -> None:
         self._settings = settings
         self._busy = busy
         self._cordon = cordon
         self._watched: dict[WorkerId, CanaryTarget] = {}
-        self._http = HttpSession()
+        self._http = http or HttpSession()
 
     def start(self, card: WorkerCard) -> None:
         """Begin to watch a worker, unless its server is of no known kind: there each token may cost money."""

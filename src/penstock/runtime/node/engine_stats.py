@@ -55,7 +55,9 @@ class EngineStats:
         reader: this frontend's name towards simulated engines.
     """
 
-    def __init__(self, settings: EngineStatsSettings, look: Looker, reader: str) -> None:
+    def __init__(
+        self, settings: EngineStatsSettings, look: Looker, reader: str, http: HttpSession | None = None
+    ) -> None:
         self.failures = 0
         """Windows in which an engine could not be read."""
         self._settings = settings
@@ -63,7 +65,7 @@ class EngineStats:
         self._reader = reader
         self._watched: dict[WorkerId, _WatchedEngine] = {}
         self._readers: dict[str, None] = {}
-        self._http = HttpSession()
+        self._http = http or HttpSession()
 
     def start(self, card: WorkerCard) -> None:
         """Begin to follow an engine."""

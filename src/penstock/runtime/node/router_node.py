@@ -8,15 +8,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.describe import measured_speed
+from penstock.adapters.engines.http.engine_access import EngineAccesses
 from penstock.adapters.seams import Store
 from penstock.config.cluster_secret_file import secret_of_process
 from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
@@ -93,8 +94,11 @@ class RouterNode:
             heard=self._heard,
         )
         self.acquaintance = MembershipAck(store, self.name, lambda: self.membership.cards, settings.discovery.ttl)
-        self.observers = WorkerObservers(settings, self.live, self.router, self.name)
-        self.adapters = AdapterLoads(self.live, self.router, AdapterRegistry(settings))
+        self.accesses = EngineAccesses(settings.models)
+        http = self.accesses.session
+        self._http = http()
+        self.observers = WorkerObservers(settings, self.live, self.router, self.name, http)
+        self.adapters = AdapterLoads(self.live, self.router, AdapterRegistry(settings), http())
         self.crashes = Crashes(store)
         self.pool_statuses = PoolStatuses(store)
         self.planned = PlannerStatus(store, lambda: self.settings.planner.enabled)
@@ -174,6 +178,7 @@ class RouterNode:
         await self.observers.close()
         await self.adapters.close()
         await self.feeds.close()
+        await self._http.close()
         if self.plane is not None:
             await self.plane.close()
         await self.store.close()
@@ -199,6 +204,10 @@ class RouterNode:
         self._tasks.spawn(work, name)
 
     def _worker_started(self, card: WorkerCard) -> None:
+        try:
+            self.accesses.enter_card(card)
+        except ConfigError as error:
+            log.error("requests to %s go without its key: %s", card.id, error)
         if self.router.pools[card.model].exact is not None:
             self.feeds.start(card)
         self.observers.start(card)
@@ -226,8 +235,7 @@ class RouterNode:
         await self.feeds.stop(card)
 
     async def _measure(self, card: WorkerCard) -> None:
-        async with aiohttp.ClientSession() as http:
-            speed = await measured_speed(http, card.url)
+        speed = await measured_speed(self._http.session, card.url)
         if speed is None:
             speed = await asyncio.to_thread(described_speed, self.settings, card)
         if speed is not None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import WorkerCordoned
@@ -23,13 +24,20 @@ NOTHING = LoadLook(0, 0.0, 0.0)
 class WorkerObservers:
     """The observers of one frontend's workers: `start` and `stop` per worker, `run` until cancelled, then `close`."""
 
-    def __init__(self, settings: ClusterSettings, live: LiveDriver, router: Router, name: str) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        live: LiveDriver,
+        router: Router,
+        name: str,
+        http: Callable[[], HttpSession] = HttpSession,
+    ) -> None:
         self.faults = 0
         """Observers that ended by our own bug."""
         self._live = live
         self._router = router
-        self.stats = EngineStats(settings.engine_stats, self._look, name)
-        self.canary = Canary(settings.canary, self._busy, self._cordon)
+        self.stats = EngineStats(settings.engine_stats, self._look, name, http())
+        self.canary = Canary(settings.canary, self._busy, self._cordon, http())
 
     def start(self, card: WorkerCard) -> None:
         """Begin to watch a worker."""

@@ -46,7 +46,7 @@ _KUBERNETES: JsonObject = {
         "secrets": {
             "type": "string",
             "description": "Name of a Secret whose entries are environment of all pods, such as "
-            "PENSTOCK_FRONTEND__SECURITY__API_KEYS or HF_TOKEN.",
+            "PENSTOCK_FRONTEND__SECURITY__API_KEYS, HF_TOKEN, or what access.api_key_env of a pool names.",
         },
         "monitor": {
             "type": "boolean",

@@ -49,7 +49,13 @@ from penstock.runtime.operator.cluster_entries import own_entries
 from penstock.runtime.operator.cluster_spec import ClusterSpec, read_spec
 from penstock.runtime.operator.engine_group import check_hosts
 from penstock.runtime.operator.frontend_rollout import FrontendRollout
-from penstock.runtime.operator.owned_objects import apply_objects, cluster_objects, delete_planner, secret_texts
+from penstock.runtime.operator.owned_objects import (
+    apply_objects,
+    cluster_objects,
+    delete_planner,
+    secret_env,
+    secret_texts,
+)
 from penstock.runtime.operator.pod_runner import PodPlan, PodRunner
 from penstock.runtime.operator.pod_template import engine_pod
 from penstock.runtime.operator.resource_status import ClusterNotice, PoolView, event_object, events_of, status_of
@@ -264,6 +270,9 @@ class _Supervision:
         limit = self.spec.kubernetes.gpus
         source = "no limit is set" if limit is None else "spec.kubernetes.gpus"
         gpus = GpuAllocator.over(range(TICKETS if limit is None else limit), source)
+        keyed = any(pool.access.any for entry in settings.models.values() for pool in entry.pools.values())
+        named = self.spec.kubernetes.secrets if keyed else None
+        access_env = await secret_env(self.owner.client, resource["metadata"]["namespace"], named)
         fleet = EngineFleet(
             self.store,
             settings.supervise,
@@ -275,6 +284,7 @@ class _Supervision:
             journal=self.owner.folder / "journal" if settings.runs.journal else None,
             kubernetes=settings.discovery.kubernetes,
             elsewhere=EngineHost(runner, gpus, self._launcher),
+            access_env=access_env,
         )
         fleet.frontends = self.rollout
         tuning = CurrentSettings(self.store, settings, lambda new, changes, by: fleet.use(new.supervise))

@@ -145,6 +145,27 @@ async def secret_texts(client: "AsyncClient", cluster: JsonObject) -> SecretText
     raise ConfigError(f"Secret {name} is neither there nor can it be made", hint="does somebody delete it?")
 
 
+async def secret_env(client: "AsyncClient", namespace: str, name: str | None) -> dict[str, str]:
+    """Return the environment that a Secret gives to a cluster's pods; none where the spec names no Secret.
+
+    Raises:
+        StoreUnavailable: the API server can't be reached.
+        ConfigError: it refuses.
+    """
+    import base64
+
+    from lightkube import ApiError
+    from lightkube.resources.core_v1 import Secret
+
+    if name is None:
+        return {}
+    try:
+        there = await ask(lambda: client.get(Secret, name, namespace=namespace))
+    except ApiError as error:
+        raise ConfigError(f"Secret {name} of spec.kubernetes.secrets can't be read: {error.status.message}") from error
+    return {key: base64.b64decode(text).decode("utf-8", "replace") for key, text in (there.data or {}).items()}
+
+
 def _loaded(manifest: JsonObject) -> Any:
     from lightkube import codecs
     from lightkube.generic_resource import create_namespaced_resource

@@ -68,6 +68,7 @@ class PodRunner:
     ) -> None:
         self.settings = settings
         self.adopted: list[str] = []
+        self.not_adopted: dict[str, str] = {}
         self.outdated: list[str] = []
         """Adopted workers whose pods would be made in another way now."""
         self.plans: dict[str, PodPlan] = {}

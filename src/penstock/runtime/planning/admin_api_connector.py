@@ -1,12 +1,13 @@
 """Admin API connector: scales a cluster for a planner that runs elsewhere, through a frontend's admin routes."""
 
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from penstock.adapters.http_session import HttpSession
+from penstock.adapters.http_session import within
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Flip, Reason
@@ -31,12 +32,11 @@ class AdminApiConnector:
         key: of an administrator; None where callers of this machine need none.
     """
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, tls: ssl.SSLContext | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._pools: dict[str, PoolStatus] = {}
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-        self._http = HttpSession(lambda: aiohttp.ClientSession(timeout=timeout, headers=self._headers))
+        self._http = within(TIMEOUT, tls, headers)
 
     async def look(self) -> Mapping[str, Pool]:
         answer = await self._call("GET", "/admin/desired", None, DesiredState)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import aiohttp
 
 from penstock.adapters.engines.describe import self_benchmark
+from penstock.adapters.engines.http.engine_access import EngineAccesses, engine_session
 from penstock.adapters.seams import Store, StoreUnavailable
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Role, WorkerCard
 from penstock.planner.events import Benchmarked
 from penstock.runtime.cluster_state.membership import WORKERS, card_of
@@ -25,17 +27,19 @@ class EngineBenchmarks:
 
     Args:
         store: of the cluster, with the workers' cards.
+        accesses: what the engines ask for.
         report: called with each benchmark.
     """
 
-    def __init__(self, store: Store, report: Callable[[Benchmarked], object]) -> None:
+    def __init__(self, store: Store, accesses: EngineAccesses, report: Callable[[Benchmarked], object]) -> None:
         self._store = store
+        self._accesses = accesses
         self._report = report
         self._left: dict[tuple[str, Role], int] = {}
 
     async def run(self) -> None:
         """Query until cancelled."""
-        async with aiohttp.ClientSession() as http:
+        async with engine_session(self._accesses.at) as http:
             while True:
                 try:
                     cards = await self._store.list(WORKERS)
@@ -53,6 +57,11 @@ class EngineBenchmarks:
         if left <= 0:
             return
         self._left[kind] = left - 1
+        try:
+            self._accesses.enter_card(card)
+        except ConfigError as error:
+            log.warning("%s is not asked how fast it is: %s", card.id, error)
+            return
         metrics = await self_benchmark(http, card.url)
         if metrics is not None:
             log.info("%s, a %s worker of %s, tells how fast it is", card.id, card.role, card.model)

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.adapters.connectors.scale_connector import ChecksTargets, ScaleConnector
+from penstock.adapters.engines.http.engine_access import EngineAccesses
 from penstock.adapters.plugins.keda_scaler import KedaScaler
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.traffic_source import TrafficSource
@@ -122,7 +123,7 @@ class PlannerNode:
         if self._tuning is not None:
             self._tasks.append(asyncio.create_task(self._tuning.run(), name="tuning"))
         if self._store is not None:
-            benchmarks = EngineBenchmarks(self._store, self.driver.post)
+            benchmarks = EngineBenchmarks(self._store, EngineAccesses(self.settings.models), self.driver.post)
             self._tasks.append(asyncio.create_task(benchmarks.run(), name="benchmarks"))
         if self._keda is not None:
             await self._keda.start(f"{self.settings.discovery.host}:{self.settings.planner.external_scaler_port}")

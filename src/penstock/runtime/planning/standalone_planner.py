@@ -1,6 +1,7 @@
 """Standalone planner (``penstock planner``): plans beside a running cluster, or over a Prometheus and an etcd."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ def plan(
     *,
     url: str | None,
     key: str | None,
+    tls: ssl.SSLContext | None = None,
     say: Say = print,
     watch: Callable[[Path], StandalonePlanner] | None = None,
 ) -> int:
@@ -45,22 +47,26 @@ def plan(
     Args:
         url: of a running cluster, whose frontends are read and whose admin routes scale; None takes the settings'
             source and connector.
-        key: of an administrator of that cluster.
+        key: of an administrator of that cluster; ``tls``: of its https, None trusts the system's certificates.
         watch: makes the listeners of every tick, from the run folder.
     Raises:
         ConfigError: a part of the settings can't be built.
     """
     folder = RunFolder.create(settings.runs.dir, "planner", config=resolved_yaml(settings))
     watching = None if watch is None else watch(folder.path)
-    return asyncio.run(_plan(settings, folder.path, url, key, say, watching))
+    return asyncio.run(_plan(settings, folder.path, partial(parts_of, settings, url, key, tls), say, watching))
 
 
 async def _plan(
-    settings: ClusterSettings, run: Path, url: str | None, key: str | None, say: Say, watching: StandalonePlanner | None
+    settings: ClusterSettings,
+    run: Path,
+    parts: Callable[[], tuple[TrafficSource, ScaleConnector]],
+    say: Say,
+    watching: StandalonePlanner | None,
 ) -> int:
     stopping, hurry = asyncio.Event(), asyncio.Event()
     on_signals(stopping, hurry)
-    source, connector = parts_of(settings, url, key)
+    source, connector = parts()
     listeners: list[Listener] = [partial(print_tick, say)]
     if watching is not None:
         listeners += watching.watchers
@@ -81,7 +87,9 @@ async def _plan(
     return 0
 
 
-def parts_of(settings: ClusterSettings, url: str | None, key: str | None) -> tuple[TrafficSource, ScaleConnector]:
+def parts_of(
+    settings: ClusterSettings, url: str | None, key: str | None, tls: ssl.SSLContext | None = None
+) -> tuple[TrafficSource, ScaleConnector]:
     """Return the traffic source and the connector.
 
     Raises:
@@ -100,10 +108,12 @@ def parts_of(settings: ClusterSettings, url: str | None, key: str | None) -> tup
 
     source: TrafficSource
     if planning.source == "streams":
-        source = FrontendSource(urls, headers, description=f"the frontends at {base}")
+        source = FrontendSource(urls, headers, description=f"the frontends at {base}", tls=tls)
     else:
         source = build_source(settings, None, None)
-    connector = AdminApiConnector(base, key) if planning.connector == "process" else build_connector(settings, None)
+    connector = (
+        AdminApiConnector(base, key, tls) if planning.connector == "process" else build_connector(settings, None)
+    )
     return source, connector
 
 

@@ -19,17 +19,17 @@ from penstock.adapters.connectors.gpu_inventory import inventory
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import ServerHealth, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
+from penstock.adapters.engines.http.engine_access import EngineAccesses, key_env
 from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.adapters.engines.sim.sim_process import SIBLING_ENV
 from penstock.adapters.engines.sleep_mode import put_to_sleep, wake
-from penstock.adapters.http_session import HttpSession
 from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.cluster_secret_file import SECRET_ENV, without_secrets
 from penstock.config.settings.cache_settings import CacheSettings
-from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
+from penstock.config.settings.cluster_settings import ModelSettings, PoolSettings, SuperviseSettings
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.fleet.events import Crashed, Forget, Spawn
 from penstock.fleet.gpu_allocator import GpuAllocator
@@ -119,6 +119,7 @@ class EngineFleet:
         journal: folder of a run's journals; None writes none.
         elsewhere: where the engines run; None is this machine.
         kubernetes: API server of the pods that pools with a selector follow.
+        access_env: environment that `PoolSettings.access` names variables of; this process's own where it is not given.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class EngineFleet:
         journal: Path | None = None,
         elsewhere: EngineHost | None = None,
         kubernetes: KubernetesSettings | None = None,
+        access_env: Mapping[str, str] = os.environ,
     ) -> None:
         self.changed = asyncio.Event()
         """Set when a pool differs from its last report."""
@@ -177,7 +179,11 @@ class EngineFleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._cards: dict[str, WorkerCard] = {}
         self._epoch = 0
-        self._http = HttpSession()
+        self._accessed: dict[str, tuple[str, str]] = {}
+        """Fleet's pool -> model and pool of the settings, where its engines do not serve everybody."""
+        self._models: dict[str, ModelSettings] = {}
+        self._accesses = EngineAccesses(self._models, access_env)
+        self._http = self._accesses.session()
 
     def _here(
         self,
@@ -234,6 +240,11 @@ class EngineFleet:
         """
         base = f"{prefix}{name}"
         configured = Pool(model=model, role=pool.role, desired=pool.size)
+        if pool.access.any:
+            self._accessed[base] = (model, name)
+            pools = self._models[model].pools if model in self._models else {}
+            self._models[model] = ModelSettings(pools={**pools, name: pool})
+            self._accesses.of_pool(model, name)  # what can't be read is an error of the start
         if pool.selector is not None:
             if self._api is None:
                 self._api = open_client(self._kubernetes)
@@ -358,21 +369,23 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
-        return await health(self._http.session, url, timeout, model)
+    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
+        return await health(self._http.session, url, timeout, model, self._enter(pool, url))
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         card = self._cards.get(worker)
         if card is not None:
             await self._announce(card, draining=draining, silent=silent)
 
-    async def missing(self, url: str) -> str | None:
-        return await lacking(self._http.session, url)
+    async def missing(self, pool: str, url: str) -> str | None:
+        return await lacking(self._http.session, url, self._enter(pool, url))
 
     async def sleep(self, engine: EngineProcess) -> None:
+        self._enter(engine.pool, engine.url)
         await put_to_sleep(self._http.session, engine.url)
 
     async def wake(self, engine: EngineProcess) -> None:
+        self._enter(engine.pool, engine.url)
         await wake(self._http.session, engine.url)
 
     async def publish(self, engine: EngineProcess, role: Role, *, draining: bool) -> None:
@@ -425,15 +438,25 @@ class EngineFleet:
 
     # --- internals ----------------------------------------------------------------------------------------------------
 
+    def _enter(self, pool: str, url: str) -> str:
+        """Know a server's pool, and return the dotted name of its settings."""
+        model, name = self._accessed.get(pool, (self.driver.fleet.state.pools[pool].configured.model, None))
+        self._accesses.enter(url, model, name)
+        return f"models.{model}.pools.{name or pool}"
+
     def _launcher_here(self, model: str, name: str, pool: PoolSettings) -> Launcher:
         def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
             if pool.engine != "sim":
                 assert self._tiers is not None
                 tiers = self._tiers.socket(worker) if has_tier_process(pool) else None
                 weights = self._weight_sockets.get(f"{model}/{name}")
-                return launch_of(
+                made = launch_of(
                     worker, model, pool, port=port, gpus=gpus, host=self._host, tiers=tiers, weights=weights
                 )
+                if not pool.access.any:
+                    return made
+                keys = key_env(pool.engine, self._accesses.of_pool(model, name))
+                return msgspec.structs.replace(made, env={**keys, **made.env})
             # A simulated engine reports its port, and is trusted with the cluster's secret.
             made = launch_of(worker, model, pool, port=0, gpus=gpus, host=self._host)
             secret = {} if self._secret is None else {SECRET_ENV: self._secret}
@@ -463,14 +486,21 @@ class EngineFleet:
     async def _describe(self, engine: EngineProcess, role: Role) -> WorkerCard:
         # A restarted engine must be newer than its former self, also after a restart of this process.
         configured = self.driver.fleet.state.pools[engine.pool].configured
-        known = {**engine.card, "pid": engine.pid}
+        settings = self._enter(engine.pool, engine.url)
+        known = {**engine.card, "pid": engine.pid, "access": self._accessed.get(engine.pool, (None, None))[1]}
         if role != configured.role:
             known["role"] = role
         overrides = {key: value for key, value in known.items() if value is not None}
         epoch = self._newer_epoch()
         worker = WorkerId(engine.worker)
         return await describe(
-            self._http.session, engine.url, worker=worker, epoch=epoch, model=configured.model, overrides=overrides
+            self._http.session,
+            engine.url,
+            worker=worker,
+            epoch=epoch,
+            model=configured.model,
+            overrides=overrides,
+            pool=settings,
         )
 
     def _newer_epoch(self) -> int:

@@ -47,11 +47,11 @@ class RequestCount(NamedTuple):
 class FleetHooks(Protocol):
     """What the rest of a supervisor does for a fleet."""
 
-    async def missing(self, url: str) -> str | None:
+    async def missing(self, pool: str, url: str) -> str | None:
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def health(self, url: str, timeout: float, model: str) -> ServerHealth:
+    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
         """Ask a server that others run whether it serves a model, for at most so many seconds."""
         ...
 
@@ -118,6 +118,8 @@ class Runner(Protocol):
     settings: SuperviseSettings
     adopted: list[str]
     """Workers that were adopted from an earlier supervisor."""
+    not_adopted: dict[str, str]
+    """Its other workers, and sizes, each with why it was not."""
 
     async def open(self) -> None:
         """Find the engines that an earlier supervisor left running."""
@@ -467,9 +469,11 @@ class FleetDriver:
         try:
             if server is not None:
                 pool = self.fleet.state.pools[server.pool]
-                lack, silent = await self._hooks.health(server.url, pool.health.timeout, pool.configured.model)
+                limit, model = pool.health.timeout, pool.configured.model
+                lack, silent = await self._hooks.health(server.pool, server.url, limit, model)
             else:
-                lack = await self.runner.probe(effect.worker, self._hooks.missing)
+                missing = partial(self._hooks.missing, effect.worker.rpartition("-")[0])
+                lack = await self.runner.probe(effect.worker, missing)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
             self._died(effect, error)
             return

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import secrets
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -25,7 +26,14 @@ from penstock.runtime.supervision.terminal import Say, on_signals
 
 
 def join(
-    cluster: str, pool: PoolSettings, model: str, settings: ClusterSettings, *, name: str = "joined", say: Say = print
+    cluster: str,
+    pool: PoolSettings,
+    model: str,
+    settings: ClusterSettings,
+    tls: ssl.SSLContext | None = None,
+    *,
+    name: str = "joined",
+    say: Say = print,
 ) -> int:
     """Add engines of this machine to a running cluster until Ctrl-C.
 
@@ -36,7 +44,7 @@ def join(
         ConfigError: there is no cluster, or it keeps its membership where this process can't reach it.
     """
     if settings.discovery.store == "sqlite":
-        folder = _run_folder_of(cluster)
+        folder = _run_folder_of(cluster, tls)
         secret = stored_secret(folder)
     else:
         if settings.cluster_secret is None and settings.cluster_secret_file is None:
@@ -110,7 +118,7 @@ async def _join(
     return status
 
 
-def _run_folder_of(cluster: str) -> Path:
+def _run_folder_of(cluster: str, tls: ssl.SSLContext | None) -> Path:
     if not cluster.startswith(("http://", "https://")):
         folder = Path(cluster)
         if not (folder / "discovery").is_dir():
@@ -121,7 +129,7 @@ def _run_folder_of(cluster: str) -> Path:
     if admin:
         request.add_header("authorization", f"Bearer {admin}")
     try:
-        with urllib.request.urlopen(request, timeout=5.0) as answer:
+        with urllib.request.urlopen(request, timeout=5.0, context=tls) as answer:
             folder = Path(json.load(answer)["run"])
     except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
         refused = isinstance(error, urllib.error.HTTPError) and error.code in (401, 403)

@@ -12,12 +12,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.adapters.engines.pool_overrides import with_template
 from penstock.adapters.seams import Store
 from penstock.adapters.task_cancel import cancel_all
+from penstock.adapters.tls import client_context
 from penstock.config.cluster_secret_file import drop_secret, keep_secret, secret_text
 from penstock.config.live_knobs import SettingChange
 from penstock.config.reading.load import Loaded, resolved_yaml
@@ -30,6 +32,7 @@ from penstock.runtime.backends import open_relays, open_store
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
+from penstock.runtime.records.response_folder import drop_responses, take_over_responses
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
 from penstock.runtime.supervision.change_book import ChangeBook
@@ -89,6 +92,7 @@ def run(
         folder = resumed or RunFolder.create(settings.runs.dir, command, config=config)
         drop_secret(folder.path)  # that of a killed supervisor, where its run goes on
         keep_secret(folder.path, secret)
+        take_over_responses(earlier if before else None, folder.path)
         namespace.state.own(folder.path)
         try:
             cluster = _Cluster(settings, folder, namespace, ignore_closed_terminal(say), loaded.settings, reload)
@@ -96,6 +100,7 @@ def run(
             status = asyncio.run(cluster.run())
         finally:
             drop_secret(folder.path)
+            drop_responses(folder.path)
     finally:
         namespace.state.close()
     if status == 0 and finished is not None:
@@ -262,6 +267,8 @@ class _Cluster:
         models = list(self.settings.models)
         adopted = self.fleet.driver.adopted
         adopted_text = f", {len(adopted)} of them taken over from the cluster before" if adopted else ""
+        for worker, why in self.fleet.driver.runner.not_adopted.items():
+            self.say(f"{worker} of the cluster before was not taken over: {why}")
         workers = counted(self.fleet.workers, "worker")
         self.say(
             f"""
@@ -312,19 +319,41 @@ def next_steps(settings: ClusterSettings, card: FrontendCard) -> str:
         keys.append("  export PENSTOCK_API_KEY=...       # a key of frontend.security.api_keys")
     if security.admin_keys:
         keys.append("  export PENSTOCK_ADMIN_KEY=...     # a key of frontend.security.admin_keys")
+    trust = ""
+    if security.tls_cert is not None:
+        name, value, trust = trusted_by(card.url, security.tls_cert)
+        keys += [f"  export {name}={shlex.quote(value)}"] if name else []
     # With several models a load generator needs the model's name.
     model = f" --model {shlex.quote(models[0])}" if len(models) > 1 else ""
     json_type = "-H 'content-type: application/json'"
     lines = [
         "Try next, in another terminal:",
         *keys,
-        f"  curl -s {card.url}/v1/chat/completions {json_type}{bearer} -d {shlex.quote(json.dumps(chat))}",
+        f"  curl -s {trust}{card.url}/v1/chat/completions {json_type}{bearer} -d {shlex.quote(json.dumps(chat))}",
         f'  {command} chat{at_url(card.url)} "Hello"',
         f"  {command} status{at_url(card.page)}",
         f"  {command} top{at_url(card.page)}",
         f"  {command} bench {card.url}{model} --workload chat --rate 8 --requests 100",
     ]
     return "\n".join(lines)
+
+
+def trusted_by(url: str, cert: str) -> tuple[str, str, str]:
+    """Return what makes commands of this machine trust a cluster: a variable, its value and an option of curl.
+
+    Nothing where the system trusts its certificate; else the certificate's own file, or, where its name is another one
+    than the URL's, no check at all.
+    """
+    address = urlsplit(url)
+    for ca in (None, cert):
+        try:
+            with socket.create_connection((address.hostname or "", address.port or 443), timeout=2.0) as connection:
+                client_context(ca=ca).wrap_socket(connection, server_hostname=address.hostname).close()
+        except (OSError, ConfigError):
+            continue
+        path = str(Path(cert).absolute())
+        return ("", "", "") if ca is None else ("PENSTOCK_CACERT", path, f"--cacert {shlex.quote(path)} ")
+    return "PENSTOCK_INSECURE", "1", "-k "
 
 
 async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:

@@ -24,10 +24,17 @@ class EngineServer:
         self.url = url.rstrip("/")
         self.silent = False
         """Whether a connection came about to which it gave no answer in time."""
+        self.fault: str | None = None
+        """What is wrong with its TLS, where that is why there is no answer."""
         # A connection has a little less time than the whole: who takes none is known from who is late with an answer.
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=0.9 * timeout)
         self._http = http
         self._answers: dict[str, tuple[int, str] | None] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why there is no answer, to follow a sentence; nothing where that is unknown."""
+        return "" if self.fault is None else f": {self.fault}"
 
     async def status(self, path: str) -> int | None:
         """Return the status of a GET, or None where no server answers."""
@@ -79,6 +86,9 @@ class EngineServer:
                 return answer.status, await answer.text()
         except TimeoutError as error:
             self.silent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            return None
+        except aiohttp.ClientSSLError as error:
+            self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
             return None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError, ValueError):
             return None

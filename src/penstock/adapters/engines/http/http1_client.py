@@ -9,10 +9,11 @@ import asyncio
 import base64
 import re
 import ssl
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.adapters.engines.http.engine_call import (
     ANSWER_MAX,
     COMMAND_MAX,
@@ -48,6 +49,7 @@ class Http1Client:
         connect_timeout: seconds.
         connections_max: connections to one engine; a call above that waits for one.
         tls: for https; None trusts the system's certificates.
+        access: what a server asks for, by its URL; looked up when a route of it is first called.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Http1Client:
         connect_timeout: float = 5.0,
         connections_max: int = CONNECTIONS_MAX,
         tls: ssl.SSLContext | None = None,
+        access: Callable[[str], EngineAccess] = lambda url: OPEN,
     ) -> None:
+        self._access = access
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
         self._tls = tls
@@ -103,20 +107,20 @@ class Http1Client:
         if len(self._targets) >= _TARGETS_MAX:
             self._targets.clear()
         try:
-            address, head = _split(*key)
+            access = self._access(key[0])
+            address, head = _split(*key, access.headers)
         except ValueError:
             target = _Target(None, "")
         else:
-            target = _Target(self._origins.get(address) or self._open(address), head)
+            target = _Target(self._origins.get(address) or self._open(address, access.tls), head)
         self._targets[key] = target
         return target
 
-    def _open(self, address: tuple[str, int, bool]) -> ConnectionPool:
+    def _open(self, address: tuple[str, int, bool], tls: ssl.SSLContext | None) -> ConnectionPool:
         host, port, secure = address
-        if secure and self._tls is None:
-            self._tls = ssl.create_default_context()
-        tls = self._tls if secure else None
-        origin = ConnectionPool(host, port, tls, self._connect_timeout, self._connections_max)
+        if secure and tls is None:
+            tls = self._tls = self._tls or ssl.create_default_context()
+        origin = ConnectionPool(host, port, tls if secure else None, self._connect_timeout, self._connections_max)
         self._origins[address] = origin
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_EVERY, self._sweep)
@@ -278,7 +282,7 @@ class Http1Call:
             self._side = None
 
 
-def _split(url: str, path: str) -> tuple[tuple[str, int, bool], str]:
+def _split(url: str, path: str, headers: Mapping[str, str]) -> tuple[tuple[str, int, bool], str]:
     """Return the address (host, port, whether by TLS) and the start of the head.
 
     Raises:
@@ -292,8 +296,8 @@ def _split(url: str, path: str) -> tuple[tuple[str, int, bool], str]:
         raise ValueError(url)
     if not _VISIBLE.match(netloc) or not _VISIBLE.match(target):
         raise ValueError(url)
-    head = f"POST {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n"
-    if user:
+    head = f"POST {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n{header_lines(headers)}"
+    if user and "authorization" not in headers:
         head += f"authorization: Basic {base64.b64encode(unquote(user).encode()).decode()}\r\n"
     port = parts.port if parts.port is not None else 443 if secure else 80
     return (parts.hostname, port, secure), head
