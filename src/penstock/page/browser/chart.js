@@ -82,7 +82,7 @@ function alone(plot, series) {
  * Return the pixels that a chart's numbers or names take to the left of it.
  * @param {Chart} chart
  */
-export const gutter = ({kind, names = []}) => kind === "bars" || kind === "lanes" ? Math.min(150, 18 + 6.2 * Math.max(...names.map(name => name.length), 6)) : 54;
+export const gutter = ({kind, names = []}) => kind === "bars" || kind === "lanes" ? Math.min(kind === "bars" ? 220 : 150, 18 + 6.2 * Math.max(...names.map(name => name.length), 6)) : 54;
 
 export class ChartFigure {
   /**

@@ -55,12 +55,9 @@ class SettingEffect:
         saved = f"{self.gpu_hours:+.2f} GPU-hours" if round(self.gpu_hours, 2) else ""
         if self.gain is None:
             return ", ".join(filter(None, ("too few requests to tell", saved)))
-        told = (
-            points(self.gain)
-            if not self.gain.low <= 0 <= self.gain.high
-            else f"no difference can be told: {points(self.gain)}"
-        )
-        return ", ".join(filter(None, (told, saved)))
+        unsure = "no difference can be told: " if self.gain.low <= 0 <= self.gain.high else ""
+        words = unsure + points(self.gain)
+        return ", ".join(filter(None, (words, saved)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
         if fact.drawn
     ]
     rows = [[fact.label, *fact.with_ratios(), fact.winner or "-"] for fact in compared(outcomes)]
-    text = f"In brackets: the value over that of {names[0]}. Best is the one that is better as shown."
+    text = f"In brackets: the value over that of {names[0]}. A best one is named where it is better by what is shown."
     return Page(
         title="Variants compared",
         about=f"{counted(outcomes[0].summary.submitted, 'request')}, the same for each variant",
