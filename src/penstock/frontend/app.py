@@ -12,10 +12,10 @@ from penstock.frontend.batches.batch_claim import BatchClaim
 from penstock.frontend.batches.batch_desk import DESK, BatchDesk
 from penstock.frontend.batches.batch_folder import BatchFolder
 from penstock.frontend.batches.batch_runner import BatchRunner
+from penstock.frontend.cors_policy import CorsPolicy
 from penstock.frontend.dialects import messages_routes, responses_routes
 from penstock.frontend.dialects.messages_answer import anthropic_error
 from penstock.frontend.dialects.response_reach import PEER_RESPONSE, PEER_RESPONSES, give_response, take_responses
-from penstock.frontend.http.cors_policy import CorsPolicy
 from penstock.frontend.http.middleware import for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_gate import Handler as Routed

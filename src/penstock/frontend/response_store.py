@@ -88,10 +88,10 @@ class ResponseStore:
         self._responses.move_to_end(id)
         return response
 
-    async def kept(self, id: str, owner: str) -> StoredResponse | None:
+    async def from_shared(self, id: str, owner: str) -> StoredResponse | None:
         """Return a copy from shared memory; one that was being made by a process that has ended has failed."""
-        kept = None if self._shared is None else await self._shared.get(id, owner)
-        return None if kept is None else copied(failed(kept.held) if kept.running else kept.held)
+        copy = None if self._shared is None else await self._shared.get(id, owner)
+        return None if copy is None else copied(failed(copy.response) if copy.running else copy.response)
 
     async def erase(self, id: str, owner: str) -> bool:
         """Delete a response from all memory of this machine; return whether it was there."""
@@ -130,9 +130,9 @@ class ResponseStore:
         return self._clock() - RESPONSE_TTL
 
 
-def copied(held: HeldResponse) -> StoredResponse:
+def copied(response: HeldResponse) -> StoredResponse:
     """Return another process's response, which has no task here."""
-    return StoredResponse(held.id, held.owner, held.session, held.body, held.items)
+    return StoredResponse(response.id, response.owner, response.session, response.body, response.items)
 
 
 def _at_the_end(stored: StoredResponse) -> HeldResponse:
@@ -140,8 +140,8 @@ def _at_the_end(stored: StoredResponse) -> HeldResponse:
     return stored.for_peers() if stored.task is None else failed(stored.for_peers())
 
 
-def failed(held: HeldResponse) -> HeldResponse:
+def failed(response: HeldResponse) -> HeldResponse:
     """Return what has become of a response that was being made by a process that has ended."""
     error = {"code": "server_error", "message": "the frontend process that made it has ended"}
-    body = msgspec.json.encode({**msgspec.json.decode(held.body), "status": "failed", "error": error})
-    return msgspec.structs.replace(held, body=body)
+    body = msgspec.json.encode({**msgspec.json.decode(response.body), "status": "failed", "error": error})
+    return msgspec.structs.replace(response, body=body)

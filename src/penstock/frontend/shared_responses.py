@@ -29,7 +29,7 @@ PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
 PRAGMA secure_delete = ON;
 CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, owner TEXT, used REAL, size INTEGER, running INTEGER, held BLOB
+    id TEXT PRIMARY KEY, owner TEXT, used REAL, size INTEGER, running INTEGER, response BLOB
 );
 CREATE INDEX IF NOT EXISTS used ON responses (used, size);
 """
@@ -53,10 +53,10 @@ class HeldResponse(msgspec.Struct, frozen=True, array_like=True):
     items: bytes = b""
 
 
-class KeptResponse(NamedTuple):
+class SharedResponse(NamedTuple):
     """A response from there. ``running``: it was being made when it was written."""
 
-    held: HeldResponse
+    response: HeldResponse
     running: bool
 
 
@@ -75,21 +75,21 @@ class SharedResponses:
         self._failing = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
 
-    def put(self, held: HeldResponse, *, running: bool) -> None:
+    def put(self, response: HeldResponse, *, running: bool) -> None:
         """Write a response, or what has become of it."""
         now = self._clock()
-        self._do(lambda database: self._put(database, held, running, now))
+        self._do(lambda database: self._put(database, response, running, now))
 
-    async def get(self, id: str, owner: str) -> KeptResponse | None:
+    async def get(self, id: str, owner: str) -> SharedResponse | None:
         """Return a response of this owner, and use it."""
         now = self._clock()
 
-        def read(database: sqlite3.Connection) -> KeptResponse | None:
+        def read(database: sqlite3.Connection) -> SharedResponse | None:
             key = (now, id, owner, now - RESPONSE_TTL)
-            used = "UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? RETURNING held, running"
+            used = "UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? RETURNING response, running"
             row = database.execute(used, key).fetchone()
             return (
-                None if row is None else KeptResponse(msgspec.msgpack.decode(row[0], type=HeldResponse), bool(row[1]))
+                None if row is None else SharedResponse(msgspec.msgpack.decode(row[0], type=HeldResponse), bool(row[1]))
             )
 
         return await self._answer(read)
@@ -132,9 +132,9 @@ class SharedResponses:
         self._failing = False
         return done
 
-    def _put(self, database: sqlite3.Connection, held: HeldResponse, running: bool, now: float) -> None:
-        data = msgspec.msgpack.encode(held)
-        row = (held.id, held.owner, now, len(data), running, data)
+    def _put(self, database: sqlite3.Connection, response: HeldResponse, running: bool, now: float) -> None:
+        data = msgspec.msgpack.encode(response)
+        row = (response.id, response.owner, now, len(data), running, data)
         database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
         database.execute("DELETE FROM responses WHERE used < ?", (now - RESPONSE_TTL,))
         self._unfitted += len(data)

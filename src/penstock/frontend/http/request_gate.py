@@ -10,9 +10,9 @@ from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
+from penstock.frontend.cors_policy import CorsPolicy
 from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
-from penstock.frontend.http.cors_policy import CorsPolicy
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
