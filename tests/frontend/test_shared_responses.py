@@ -63,7 +63,7 @@ async def test_one_that_nobody_makes_any_more_has_failed(tmp_path: Path) -> None
     shared = SharedResponses(tmp_path, 1 << 20)
     shared.put(HeldResponse("r", "", "s", b'{"status":"in_progress"}'), running=True)
     store = ResponseStore(shared=shared)
-    found = await store.shared("r", "")
+    found = await store.from_shared("r", "")
     assert found is not None and json.loads(found.body)["status"] == "failed"
     await store.close()
 
@@ -74,7 +74,7 @@ async def test_a_process_serves_its_own_where_shared_memory_fails(
     monkeypatch.setattr(response_folder, "SHARED", tmp_path / "nowhere")
     store = ResponseStore(shared=SharedResponses(tmp_path, 1 << 20))
     store.put(StoredResponse("r", "", "s", b"{}"))
-    assert store.get("r", "") is not None and await store.shared("r", "") is None
+    assert store.get("r", "") is not None and await store.from_shared("r", "") is None
     assert await store.erase("r", "") and not await store.erase("r", "")
     assert caplog.text.count("end with this process") == 1
     await store.close()
@@ -97,5 +97,5 @@ async def test_another_users_folder_is_not_trusted(tmp_path: Path, memory: Path)
     (memory / f"penstock-responses-{os.geteuid()}").mkdir(mode=0o755)
     store = ResponseStore(shared=SharedResponses(tmp_path, 1 << 20))
     store.put(StoredResponse("r", "", "s", b"{}"))
-    assert await store.shared("r", "") is None
+    assert await store.from_shared("r", "") is None
     await store.close()

@@ -88,10 +88,10 @@ class ResponseStore:
         self._responses.move_to_end(id)
         return response
 
-    async def shared(self, id: str, owner: str) -> StoredResponse | None:
+    async def from_shared(self, id: str, owner: str) -> StoredResponse | None:
         """Return a copy from shared memory; one that was being made by a process that has ended has failed."""
-        entry = None if self._shared is None else await self._shared.get(id, owner)
-        return None if entry is None else copied(failed(entry.response) if entry.running else entry.response)
+        copy = None if self._shared is None else await self._shared.get(id, owner)
+        return None if copy is None else copied(failed(copy.response) if copy.running else copy.response)
 
     async def erase(self, id: str, owner: str) -> bool:
         """Delete a response from all memory of this machine; return whether it was there."""

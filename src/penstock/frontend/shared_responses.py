@@ -53,7 +53,7 @@ class HeldResponse(msgspec.Struct, frozen=True, array_like=True):
     items: bytes = b""
 
 
-class KeptResponse(NamedTuple):
+class SharedResponse(NamedTuple):
     """A response from there. ``running``: it was being made when it was written."""
 
     response: HeldResponse
@@ -80,16 +80,16 @@ class SharedResponses:
         now = self._clock()
         self._do(lambda database: self._put(database, response, running, now))
 
-    async def get(self, id: str, owner: str) -> KeptResponse | None:
+    async def get(self, id: str, owner: str) -> SharedResponse | None:
         """Return a response of this owner, and use it."""
         now = self._clock()
 
-        def read(database: sqlite3.Connection) -> KeptResponse | None:
+        def read(database: sqlite3.Connection) -> SharedResponse | None:
             key = (now, id, owner, now - RESPONSE_TTL)
             used = "UPDATE responses SET used = ? WHERE id = ? AND owner = ? AND used >= ? RETURNING response, running"
             row = database.execute(used, key).fetchone()
             return (
-                None if row is None else KeptResponse(msgspec.msgpack.decode(row[0], type=HeldResponse), bool(row[1]))
+                None if row is None else SharedResponse(msgspec.msgpack.decode(row[0], type=HeldResponse), bool(row[1]))
             )
 
         return await self._answer(read)

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -18,20 +19,18 @@ def tls_options(command: F) -> F:
     def remember(context: click.Context, param: click.Parameter, value: Any) -> None:
         context.meta.setdefault(_META, {})[param.name] = value
 
-    shared: dict[str, Any] = {"expose_value": False, "callback": remember}
-    command = click.option(
+    hidden = partial(click.option, expose_value=False, callback=remember)
+    command = hidden(
         "--insecure",
         is_flag=True,
         envvar="PENSTOCK_INSECURE",
         help="Trust any certificate of the cluster [PENSTOCK_INSECURE].",
-        **shared,
     )(command)
-    return click.option(
+    return hidden(
         "--cacert",
         envvar="PENSTOCK_CACERT",
         metavar="FILE",
         help="Certificates to trust in place of the system's [PENSTOCK_CACERT].",
-        **shared,
     )(command)
 
 

@@ -40,7 +40,7 @@ async def find_response(service: Service, id: str, owner: str) -> StoredResponse
         return stored
     for raw in await raw_from_peers(service, _at_peers(id, owner)):
         return copied(msgspec.msgpack.decode(raw, type=HeldResponse))
-    return await service.responses.shared(id, owner)
+    return await service.responses.from_shared(id, owner)
 
 
 async def forget_response(service: Service, id: str, owner: str) -> bool:
