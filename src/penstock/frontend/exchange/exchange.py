@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-from penstock.frontend.exchange import decision_span
+from penstock.frontend import decision_span
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import STOPPED, adapter_ready

@@ -7,9 +7,9 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.adapters.telemetry.otel_tracer import NO_SPAN
+from penstock.frontend import decision_span
 from penstock.frontend.audit.audited_exchange import AuditedExchange
 from penstock.frontend.batches.collected_exchange import CollectedExchange
-from penstock.frontend.exchange import decision_span
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.spoken_message import SpokenMessage
