@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,62 @@ async def test_an_engine_that_is_down_has_its_row_and_reason(cluster: Served, tm
         finally:
             os.kill(starting, signal.SIGCONT)
         await page.until("/4 of 4 ready/.test(document.querySelector('#workers-when').innerText)", 40)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_what_happened_has_a_mark_on_the_time_axis_and_words(cluster: Served, tmp_path: Path, width: int) -> None:
+    value = 1.5 + width / 10_000
+    assert post(f"{cluster.url}/admin/set", {"values": {"router.cost.overlap_credit": value}})[0] == 200
+    async with browsed(tmp_path, f"{cluster.url}/ui") as page:
+        await page.look(width, 1000, "dark")
+        words = f"router.cost.overlap_credit: [\\d.]+ -> {value}, by an operator"
+        mark = f"[...document.querySelectorAll('.event')].find(one => /{words}/.test(one.ariaLabel))"
+        await page.until(f"!!{mark}")
+        told = f"/{words}/.test(document.querySelector('#events-told').innerText)"
+        assert not await page.ask(told)
+        await page.ask(f"{mark}.focus()")
+        await page.until(told)
+        await page.ask("document.activeElement.blur()")
+        await page.until(f"!{told}")
+        box = await page.ask(
+            f"(() => {{ {mark}.scrollIntoView({{block: 'center'}}); const box = {mark}.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        assert 0 <= box[0] <= width
+        await page.mouse("mouseMoved", *box)
+        await page.until(told)
+        await page.mouse("mouseMoved", 1, 1)
+        await page.until(f"!{told}")
+        # The charts have a line at the same moment, and the pointer there has the same words.
+        figure = "document.querySelector('#chart-demand').figure"
+        at = await page.ask(f"{figure}.view.events().find(one => /{words}/.test(one.text)).at")
+        assert await page.ask(f"{figure}.view.range[0] < {at} && {at} < {figure}.view.range[1]")
+        await page.ask(f"{figure}.view.hovered({at})")
+        await page.until(told)
+        assert page.complaints == []
+
+
+async def test_a_crash_is_a_mark_of_its_own_colour_also_of_a_run_that_is_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    began = 1_790_000_000
+    (folder / "run.json").write_text(json.dumps({"command": "up", "clock_anchor": {"wall_ns": began * 10**9}}))
+    (folder / "requests.jsonl").write_text("")
+    (folder / "metrics.csv").write_text("seconds,inflight,queued\n1,0,0\n60,0,0\n")
+    stamp = datetime.fromtimestamp(began + 20, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    crash = {"time": stamp, "key": "crash main-1", "old": None, "new": "was killed by SIGKILL", "by": "supervisor"}
+    scaled = {**crash, "key": "scale main", "old": 2, "new": 3, "by": "planner"}
+    lines = [json.dumps(crash), json.dumps(scaled), '{"time": "cut']
+    (folder / "changes.jsonl").write_text("\n".join(lines))
+    async with recorded(folder, tmp_path) as page:
+        await page.until("document.querySelectorAll('.event').length === 2")
+        bad = await page.ask("[...document.querySelectorAll('.event.bad')].map(one => one.ariaLabel)")
+        assert len(bad) == 1 and bad[0].endswith("main-1 was killed by SIGKILL")
+        both = await page.ask("document.querySelector('#chart-replicas').figure.view.events().map(one => one.at)")
+        assert both == [20, 20]
+        await page.ask("document.querySelector('.event.bad').click()")
+        await page.until("document.querySelector('#moment-text').innerText.startsWith('0:00:20')")
+        assert page.complaints == []
 
 
 async def test_the_window_that_is_being_filled_is_not_drawn(cluster: Served, tmp_path: Path) -> None:

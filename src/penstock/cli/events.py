@@ -1,7 +1,6 @@
 """Command ``penstock events``: what operators, the planner and the supervisor did, with times, over restarts."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from penstock.cli.shared.admin_client import AdminClient
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.followed_file import follow_option, last_lines, run_folder_of, run_option
 from penstock.cli.shared.output import json_option, print_json
-from penstock.runtime.records.change_log import FILE, Change
+from penstock.runtime.records.change_log import FILE, Change, change_in, changes_in
 
 EPILOG = """\b
 Examples:
@@ -40,7 +39,7 @@ def command(client: AdminClient, lines: int, follow: bool, run: Path | None, as_
     else:
         click.echo("\n".join(map(line_of, past)) or "Nothing has happened yet.")
     new = last_lines(folder / FILE, 0, follow=True) if follow else iter(())
-    for change in filter(None, map(_change, new)):
+    for change in filter(None, map(change_in, new)):
         click.echo(msgspec.json.encode(change).decode() if as_json else line_of(change))
     return 0
 
@@ -52,26 +51,13 @@ def line_of(change: Change) -> str:
 
 def changes_of(run: Path) -> list[Change]:
     """Return the changes of a run and of the earlier runs of its cluster beside it, the oldest first."""
-    mine = list(_read(run))
+    mine = list(changes_in(run))
     begun = next((change for change in mine if change.key.startswith("start ")), None)
     others: list[Change] = []
     for path in [] if begun is None else run.resolve().parent.glob(f"*/{FILE}"):
         if path.parent != run.resolve():
-            changes = _read(path.parent)
+            changes = changes_in(path.parent)
             first = list(itertools.islice(changes, 1))
             if first and first[0].key == begun.key and first[0].time < begun.time:  # type: ignore[union-attr]
                 others += [*first, *changes]
     return sorted([*others, *mine], key=lambda change: change.time)
-
-
-def _read(run: Path) -> Iterator[Change]:
-    path = run / FILE
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return (change for change in map(_change, lines) if change is not None)
-
-
-def _change(line: bytes | str) -> Change | None:
-    try:
-        return msgspec.json.decode(line, type=Change)
-    except msgspec.DecodeError:
-        return None  # a crash cut it off

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.time_windows import TimeWindow, WorkerColumns, columns_of, pools_of
-from penstock.runtime.records.timeline_view import LoadsView, TimelineView
+from penstock.runtime.records.timeline_view import LoadsView, TimelineView, events_of
 
 SLICE = 48
 """Windows between which other tasks get a turn: about 2 ms of work."""
@@ -61,6 +62,7 @@ async def timeline(request: web.Request) -> web.Response:
             columns=columns,
             pools=pools_of(windows),
             frontends={part.name: part.since for part in (mine, *others)},
+            events=await asyncio.to_thread(events_of, Path(service.run)) if service.run else [],
         )
     )
 

@@ -9,11 +9,11 @@ import uPlot from "./uplot.js";
 /**
  * What charts of one time axis share. `range` is null where each shows all that it has, `zero` the clock at second 0 of the
  * run where it is known, `at` the moment whose numbers are told, `moment` the one that was chosen, `fades` whether what comes
- * after it does, and `begins` the moments from which on a counter is new. A view without `zoomed` can't be zoomed. `gutter` is
+ * after it does, `begins` the moments from which on a counter is new, and `events` those at which something happened. A view without `zoomed` can't be zoomed. `gutter` is
  * the room to the left of charts that stand below each other.
  * @typedef {{range: [number, number] | null, zero: number | null, hoverAt: number | null, at: number | null,
  *   moment?: number | null, fades?: boolean, begins?: () => [string, number][],
- *   gutter?: number | null, hovered: (at: number | null) => void, pinned?: (at: number) => void, zoomed?: (range: [number, number] | null) => void}} View
+ *   events?: () => {at: number, bad: boolean}[], gutter?: number | null, hovered: (at: number | null) => void, pinned?: (at: number) => void, zoomed?: (range: [number, number] | null) => void}} View
  */
 
 const ROW = 24, NEAR = 8, NOTES = 3, FONT = "11px system-ui, sans-serif";
@@ -270,6 +270,20 @@ export class ChartFigure {
     ctx.lineWidth = 1.5 * scale;
     ctx.font = `600 ${11 * scale}px system-ui, sans-serif`;
     ctx.setLineDash([5 * scale, 4 * scale]);
+    const offset = this.#offset;
+    for (const {at, bad} of this.view.events?.() ?? []) {
+      const place = plot.valToPos(at + offset, "x", true);
+      if (place < left || place > left + width) continue;
+      ctx.save();
+      ctx.strokeStyle = ink(bad ? "bad" : "accent");
+      ctx.lineWidth = scale;
+      ctx.setLineDash([2 * scale, 3 * scale]);
+      ctx.beginPath();
+      ctx.moveTo(place, top);
+      ctx.lineTo(place, top + height);
+      ctx.stroke();
+      ctx.restore();
+    }
     const above = (name, y) => {
       ctx.textAlign = "right";
       ctx.fillText(name, left + width - 4 * scale, y < top + 16 * scale ? y + 14 * scale : y - 5 * scale);

@@ -3,6 +3,7 @@
 import {ChartFigure, recolour} from "./chart.js";
 import {CHARTS, figures, WORKER_CHARTS} from "./charts.js";
 import {$, figure, get, h, NONE, note, number, quantity, replace, seconds, show, table, text, themed, when} from "./dom.js";
+import {Events} from "./events.js";
 import {History} from "./history.js";
 import * as lists from "./lists.js";
 import {Planner} from "./planner.js";
@@ -22,8 +23,9 @@ const shared = {
   get range() { return /** @type {[number, number]} */ ([time.from, time.to]); }, get zero() { return history.about.zero; },
   get moment() { return time.moment; }, get hoverAt() { return time.hoverAt; }, get fades() { return time.fades; },
   get at() { return (history.first + history.place(time.hoverAt ?? time.moment) + 0.5) * history.width; },
-  begins: () => time.begins(), hovered: at => time.hover(at), pinned: at => time.pin(at),
+  begins: () => time.begins(), events: () => events.list, hovered: at => time.hover(at), pinned: at => time.pin(at),
 };
+const events = new Events(shared);
 const charts = Object.entries(CHARTS).map(([id, make]) => {
   const chart = new ChartFigure(() => make(history, time.log), shared);
   chart.element.id = `chart-${id}`;
@@ -53,6 +55,8 @@ function draw(what) {
   }
   showFigures();
   time.tell();
+  if (what === "range") events.draw();
+  else events.tell();
   if (what === "hover") return;
   showNumbers();
   refresh();

@@ -419,6 +419,12 @@ export type Row = {
   more?: Table | null;
 };
 
+export type RunEvent = {
+  wall: number;
+  text: string;
+  bad: boolean;
+};
+
 export type Section = {
   heading: string;
   text?: string[];
@@ -526,6 +532,7 @@ export type TimelineView = {
   columns: {[name: string]: (number | null)[]};
   pools: {[name: string]: {[name: string]: (number | null)[]}};
   frontends: {[name: string]: number};
+  events?: RunEvent[];
   notes?: string[];
   decisions?: boolean;
   planner?: boolean;

@@ -35,7 +35,7 @@ from penstock.report.run.run_files import deleted_records, json_of, last_line, l
 from penstock.router.requests.closed_record import closed_of
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
-from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView
+from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView, events_of
 
 WINDOWS_MAX = 720
 """About the most windows sent to a browser, as many as of a live cluster: a day has them of two minutes."""
@@ -175,6 +175,7 @@ class Recording:
             columns=columns_of(windows),
             pools=pools_of(windows),
             frontends={},
+            events=events_of(self.folder),
             notes=self.notes,
             decisions=self._decisions is not None,
             planner=segments.there(self.folder / RECORDS),

@@ -1,10 +1,20 @@
 """Timeline view: a cluster's or a run's time windows as columns, for the page's charts."""
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from penstock.kernel.time_windows import WorkerColumns, WorkerLoad
+from penstock.runtime.records.change_log import CRASH, SHOWN_BYTES, changes_in
+
+
+class RunEvent(msgspec.Struct, frozen=True):
+    """What happened at one moment, in words. ``wall``: seconds since 1970; ``bad``: a process ended by itself."""
+
+    wall: float
+    text: str
+    bad: bool
 
 
 class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +27,7 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
         windows_max: most windows that are kept; None where all are.
         first: number of the first window.
         frontends: process -> second since which it has counted.
+        events: what operators, the planner and the supervisor did of late.
         notes, decisions, planner: of a finished run: what is missing, and whether it has decisions and a planner.
     """
 
@@ -31,9 +42,16 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, list[float | int | None]]
     pools: dict[str, dict[str, list[int | None]]]
     frontends: dict[str, float]
+    events: list[RunEvent] = []
     notes: list[str] | msgspec.UnsetType = msgspec.UNSET
     decisions: bool | msgspec.UnsetType = msgspec.UNSET
     planner: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def events_of(run: Path) -> list[RunEvent]:
+    """Return what happened in a run, the oldest first, as far as its newest changes go."""
+    changes = changes_in(run, SHOWN_BYTES)
+    return [RunEvent(change.wall, change.text, change.key.partition(" ")[0] == CRASH) for change in changes]
 
 
 class LoadsView(msgspec.Struct, frozen=True):
