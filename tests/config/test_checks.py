@@ -233,3 +233,8 @@ def test_files_that_open_engines_must_be_there():
     pool = MODEL % "{access: {api_key_file: nowhere, ca: nowhere, headers: {x-key: 'file:nowhere'}}}"
     found = problems(pool, files=True)
     assert [line.count("nowhere is not there") for line in found] == [1, 1, 1], found
+
+
+def test_a_clients_fields_are_those_that_steer_engines():
+    (problem,) = problems("models={m: {pools: {main: {client_fields: [temperature, vllm_xargs.top_n, lora]}}}}")
+    assert "'temperature' steers no engine" in problem and "kv_transfer_params" in problem
