@@ -14,7 +14,7 @@ def started(monkeypatch):
     module = types.ModuleType("penstock.runtime.supervision.supervisor")
     module.run = lambda loaded, *, command, finished, reload: calls.append((command, loaded.settings)) or 0  # type: ignore[attr-defined]
     joining = types.ModuleType("penstock.runtime.supervision.joining")
-    joining.join = lambda *given: calls.append(given) or 0  # type: ignore[attr-defined]
+    joining.join = lambda *given: calls.append(given[:-1]) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penstock.runtime.supervision.supervisor", module)
     monkeypatch.setitem(sys.modules, "penstock.runtime.supervision.joining", joining)
     return calls
@@ -222,7 +222,7 @@ def test_help_all_lists_every_setting(penstock):
 def test_bench_hands_its_options_on(penstock, monkeypatch):
     bench = pytest.importorskip("penstock.report.bench.bench_run")
     got = []
-    monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 1)
+    monkeypatch.setattr(bench, "main", lambda options, tls: got.append(options) or 1)
     arguments = ["http://127.0.0.1:9", "--workload", "rag", "--rate", "600/min", "--duration", "2m", "--json"]
     assert penstock("bench", *arguments, "--slo-itl", "50ms").exit_code == 1
     (options,) = got
@@ -233,7 +233,7 @@ def test_bench_hands_its_options_on(penstock, monkeypatch):
 def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
     bench = pytest.importorskip("penstock.report.bench.bench_run")
     got = []
-    monkeypatch.setattr(bench, "main", lambda options: got.append(options) or 0)
+    monkeypatch.setattr(bench, "main", lambda options, tls: got.append(options) or 0)
     assert penstock("bench", "--workload", "chat").exit_code == 0
     assert got == [bench.BenchOptions(url="http://127.0.0.1:8000", workload="chat")]
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.kernel.plurals import counted
 from penstock.kernel.values import Target
 from penstock.router.events import Cost
 from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, second_of, totals_of
@@ -108,7 +107,8 @@ def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Rand
 
 
 def _price(cost: Cost) -> str:
-    return f"cost {cost.total:.1f} {cost.unit} with {counted(cost.overlap_blocks, 'block')} cached"
+    blocks = cost.overlap_blocks  # worded here: this is on the way of every request
+    return f"cost {cost.total:.1f} {cost.unit} with {blocks} block{'' if blocks == 1 else 's'} cached"
 
 
 def _workers(costs: Sequence[Cost]) -> str:
