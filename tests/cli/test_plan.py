@@ -20,8 +20,7 @@ def penstock(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments), standalone_mode=False)
 
 
-def test_the_table_has_price_percentiles_and_what_binds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_the_table_has_price_percentiles_and_what_binds() -> None:
     done = penstock("plan", "--model", "Qwen3-8B", *SMALL, *LOAD, "--price", "h200=2.0")
     assert done.exception is None, done.exception
     head, columns, first, *rest = done.stdout.splitlines()
