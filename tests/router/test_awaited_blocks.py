@@ -78,8 +78,10 @@ class Told:
                 if rng.random() < 0.9:
                     return self.removed(some, tier)
                 if rng.random() < 0.5:
-                    self.placed["device"].clear()
-                    return KvCleared(tier="device")
+                    cleared = rng.choice(TIERS)
+                    self.placed[cleared].clear()
+                    self.awaited[cleared].clear()
+                    return KvCleared(tier=cleared)
                 self.__init__()  # type: ignore[misc]
                 return KvCleared()
 

@@ -169,8 +169,11 @@ class ExactIndex:
 
         Cost: the latter walks all spans where it holds something in another tier.
         """
-        if tier is not None and any(self.blocks_of(target, other) for other in TIERS if other != tier):
-            bit, spans, blocks = self._slots.bit(target), self._tiers[tier], list(self.blocks_of(target, tier))
+        bit = self._slots.bit(target)
+        awaited = self._translation.awaited.get(bit, {})
+        if tier is not None and (awaited or any(self.blocks_of(target, other) for other in TIERS if other != tier)):
+            spans, blocks = self._tiers[tier], list(self.blocks_of(target, tier))
+            self._translation.removed(bit, spans, list(awaited))
             spans.copies.drop(bit, blocks)
             return spans.remove(bit, blocks)
         bit, _ = self._slots.leave(target)

@@ -43,6 +43,8 @@ class EngineBlocks:
                 self.clear()
             else:
                 self._tiers[event.tier].clear()
+                for tiers in self._awaited.values():
+                    tiers.discard(event.tier)
                 left = [stored for stored in self._tiers.values() if stored]
                 self._names = {n: block for n, block in self._names.items() if any(block in stored for stored in left)}
             return [event]
