@@ -11,7 +11,7 @@ from penstock.frontend.http.api_keys import Unauthorized
 from penstock.frontend.http.error_responses import ErrorResponse, problem_of, rejected
 from penstock.frontend.http.request_gate import CLIENT_GONE, identified, log_line
 from penstock.frontend.openai.completions import media_items, read_completion
-from penstock.frontend.openai.passthrough import model_of, withhold
+from penstock.frontend.openai.passthrough import fields_of, model_of, withhold
 from penstock.frontend.openai.request_books import UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.request_body import PATHS, is_whole
 from penstock.frontend.prompt.routing_hints import route_hints
@@ -112,18 +112,17 @@ class Picker:
             )
             resolved, prompt, job = completion.resolved, completion.prompt, completion.job(endpoint)
         else:
-            name, content_type = _endpoint(path), request.headers.get("content-type", "")
+            name, content_type = _endpoint(path), request.headers.get("content-type") or "application/json"
             try:
-                model, streamed = model_of(service, request.body, content_type or "application/json")
+                fields = fields_of(request.body, content_type)
+                model, streamed = model_of(service, request.body, fields)
                 resolved = service.catalog.resolve(model)
-                hints = route_hints(request.headers)
+                _, withheld, steering = withhold(request.body, content_type, fields)
+                hints = route_hints(request.headers).with_withheld(withheld, steering)
             except PenstockError as error:
                 service.metrics.refused(UNKNOWN, name, False, refusal(error))
                 raise
             prompt = Prompt(len(request.body) // BYTES_PER_TOKEN, [], estimated=True)
-            _, withheld, steering = withhold(request.body, content_type or "application/json")
-            if withheld:
-                hints = hints.with_withheld(withheld, steering)
             job = UpstreamRequest(path, request.body, content_type, name, streamed, hints=hints)
         self._check_fields(job, resolved.model)
         if job.hints is not None and job.hints.pins and not service.may_pin(service.gate.tenants.get(caller)):

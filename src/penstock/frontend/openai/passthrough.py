@@ -41,9 +41,7 @@ class ProxiedRequest(NamedTuple):
     def at(self, worker: WorkerId, path: str) -> "ProxiedRequest":
         """Return the same for one worker and another path."""
         assert self.job.hints is not None
-        preferences = msgspec.structs.replace(self.job.hints.preferences, worker=worker)
-        hints = replace(self.job.hints, preferences=preferences, pins=())
-        return self._replace(job=replace(self.job, path=path, hints=hints))
+        return self._replace(job=replace(self.job, path=path, hints=self.job.hints.placed(worker)))
 
 
 async def proxied(service: Service, caller: HttpExchange, raw: bytes | None = None) -> None:
@@ -68,20 +66,18 @@ async def read_proxied(
     content_type = caller.headers.get("content-type", "application/json")
     try:
         raw = await caller.body() if raw is None else raw
-        name, streamed = model_of(service, raw, content_type) if model is None else (model, False)
+        fields = fields_of(raw, content_type)
+        name, streamed = model_of(service, raw, fields) if model is None else (model, False)
         resolved = service.catalog.resolve(name)
+        raw, withheld, steering = withhold(raw, content_type, fields)
         raw, file = await service.jobs.with_engine_files(raw, service.owner(caller.name))
-        raw, withheld, steering = withhold(raw, content_type)
-        hints = route_hints(caller.headers)
-        if withheld:
-            hints = hints.with_withheld(withheld, steering)
+        hints = route_hints(caller.headers).with_withheld(withheld, steering)
         if resolved.name is not None:
             resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
             raw = with_model(raw, content_type, resolved.served)
             caller = NamedExchange(caller, resolved.served, name)
         if file is not None:
-            here = msgspec.structs.replace(hints.preferences, worker=service.jobs.engine(file).id)
-            hints = replace(hints, preferences=here, pins=())
+            hints = hints.placed(service.jobs.engine(file).id)
     except PenstockError as error:
         service.metrics.refused(UNKNOWN, label, False, refusal(error))
         raise
@@ -122,12 +118,20 @@ async def _methods(request: web.Request) -> set[str]:
     return allowed - {hdrs.METH_ANY}
 
 
-def withhold(raw: bytes, content_type: str) -> tuple[bytes, tuple[str, ...], JsonObject]:
+def fields_of(raw: bytes, content_type: str) -> JsonObject | None:
+    """Return the fields of a body; None for a form, which may hold files.
+
+    Raises:
+        ClientError: 400: it is neither a form nor a JSON object.
+    """
+    return None if content_type.startswith("multipart/form-data") else decode_object(raw)
+
+
+def withhold(raw: bytes, content_type: str, fields: JsonObject | None) -> tuple[bytes, tuple[str, ...], JsonObject]:
     """Return a body without the fields that steer engines, their names, and those that a pool may allow."""
-    if content_type.startswith("multipart/form-data"):
+    if fields is None:
         raw, names = without_parts(raw, content_type)
         return raw, names, {}
-    fields = decode_object(raw)
     names = withheld_from(fields)
     if not names:
         return raw, (), {}
@@ -148,15 +152,18 @@ def _form_model(raw: bytes) -> re.Match[bytes] | None:
     return _FORM_MODEL.search(raw, 0, 65_536) or _FORM_MODEL.search(raw, max(0, len(raw) - 65_536))
 
 
-def model_of(service: Service, raw: bytes, content_type: str) -> tuple[str, bool]:
-    """Return the model that a body names, and whether it requests a stream; a single model needs no naming."""
+def model_of(service: Service, raw: bytes, fields: JsonObject | None) -> tuple[str, bool]:
+    """Return the model that a body names, and whether it requests a stream; a single model needs no naming.
+
+    Args:
+        fields: those of the body; None for a form.
+    """
     name: str | None = None
     streamed = False
-    if content_type.startswith("multipart/form-data"):
+    if fields is None:
         match = _form_model(raw)
         name = None if match is None else match.group(1).decode("utf-8", "replace")
     else:
-        fields = decode_object(raw)
         name = text_field(fields, "model")
         streamed = fields.get("stream") is True
     if name is None:

@@ -36,7 +36,7 @@ async def tokenize(service: Service, caller: HttpExchange) -> None:
     """POST /tokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    resolved = service.catalog.resolve(model_of(service, raw, "application/json")[0])
+    resolved = service.catalog.resolve(model_of(service, raw, fields)[0])
     if resolved.preset is not None and "messages" in fields:
         raw, fields = _as_chat(raw, fields, resolved)
     tokenizer = resolved.tokenizer
@@ -53,7 +53,7 @@ async def detokenize(service: Service, caller: HttpExchange) -> None:
     """POST /detokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    tokenizer = service.catalog.resolve(model_of(service, raw, "application/json")[0]).tokenizer
+    tokenizer = service.catalog.resolve(model_of(service, raw, fields)[0]).tokenizer
     if tokenizer is None:
         return await proxied(service, caller, raw)
     tokens = fields.get("tokens")

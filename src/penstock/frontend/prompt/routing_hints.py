@@ -95,7 +95,12 @@ class RoutingHints:
 
     def with_withheld(self, names: tuple[str, ...], steering: Mapping[str, Any]) -> "RoutingHints":
         """Return the same for a body from which fields were taken."""
-        return replace(self, withheld=names, steering=steering, uncertain=True)
+        return replace(self, withheld=names, steering=steering, uncertain=True) if names else self
+
+    def placed(self, worker: WorkerId) -> "RoutingHints":
+        """Return the same for a worker that we chose ourselves, which needs no right to pin."""
+        preferences = msgspec.structs.replace(self.preferences, worker=worker)
+        return replace(self, preferences=preferences, pins=tuple(name for name in self.pins if name != "worker"))
 
     def unpinned(self) -> "RoutingHints":
         """Return the same without pins to workers, which are then reported as hints without an effect."""
