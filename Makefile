@@ -1,4 +1,4 @@
-# Two commands: `make up` serves a cluster, `make test` checks the whole project. Both do their own set-up.
+# Two commands: `make up` serves a cluster, `make test` checks the project. Both do their own set-up.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -131,7 +131,7 @@ SUITES = (
         ring="test",
         workers=4,  # a third of their time is waiting
     ),
-    Suite("live", ("tests/live",), ring="test", spread="loadfile"),
+    Suite("live", ("tests/live",), ring="gate", spread="loadfile"),
     Suite(
         "operate",
         OPERATE,

@@ -252,3 +252,106 @@ async def test_a_flood_leaves_the_loop_to_others(feed):
     await feed.until(last)
     task.cancel()
     assert turns >= 2000 / 64 / 2
+
+
+class Door:
+    """A port whose connections go to one server now and to another one later; to switch cuts those that are open."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def start(self, target: str) -> str:
+        self.target = target
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def switch(self, target: str) -> None:
+        self.target = target
+        for writer in self._open:
+            writer.close()
+
+    async def close(self) -> None:
+        self._server.close()
+        self.switch("")
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", int(self.target.rpartition(":")[2]))
+        self._open |= {writer, back}
+        await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def two_lives(**options: object) -> AsyncIterator[tuple[Feed, Feed, Door, Door, list[tuple[str, list[KvBatch]]]]]:
+    """A publisher that is heard through a door, the one that comes after it, and what the subscriber says is lost."""
+    before, after = Feed(**options), Feed(**options)
+    events, replay = Door(), Door()
+    lost: list[tuple[str, list[KvBatch]]] = []
+    before.subscriber = KvSubscriber(
+        await events.start(before.publisher.endpoint),
+        await replay.start(before.publisher.replay_endpoint),
+        "kv",
+        rank=2,
+        lost=lambda reason, since: lost.append((reason, list(since))),
+    )
+    before.batches = before.subscriber.batches()
+    try:
+        yield before, after, events, replay, lost
+    finally:
+        await before.close()
+        await after.close()
+        await events.close()
+        await replay.close()
+
+
+@pytest.mark.parametrize("ahead", [-2, 0, 5], ids=["fewer batches", "just as many", "more batches"])
+async def test_another_process_behind_the_address_is_noticed_whatever_its_numbers(ahead):
+    async with two_lives() as (before, after, events, replay, lost):
+        last = (await before.warm()).sequence
+        while last < 4:
+            last = before.publisher.publish(1.0, [KvRemoved(hashes=[last])])
+        await before.until(last)
+        for number in range(last + 1 + ahead):
+            after.publisher.publish(2.0, [KvRemoved(hashes=[100 + number])])
+        replay.switch(after.publisher.replay_endpoint)
+        events.switch(after.publisher.endpoint)
+        hearing = asyncio.ensure_future(anext(before.batches))
+        async with asyncio.timeout(PATIENCE):
+            while not lost:
+                await asyncio.sleep(0.01)
+        hearing.cancel()
+        [(reason, since)] = lost
+        assert "another process" in reason
+        assert [batch.sequence for batch in since] == list(range(len(since))) and len(since) > last + ahead
+        assert since[0].events == [KvRemoved(hashes=[100])]
+
+
+async def test_a_cut_connection_to_the_same_process_loses_nothing():
+    async with two_lives() as (before, _, events, _, lost):
+        await before.warm()
+        asked = before.publisher.replays
+        events.switch(events.target)
+        async with asyncio.timeout(PATIENCE):
+            while before.publisher.replays == asked or before.subscriber.checks:
+                await asyncio.sleep(0.01)
+        assert not lost
+        await first_heard(before.batches, lambda: before.publisher.publish(1.0, []))
+
+
+async def test_a_process_that_no_longer_has_what_it_sent_or_can_not_be_asked_is_not_trusted():
+    async with two_lives(buffer_steps=2) as (before, _, events, _, lost):
+        await before.warm()
+        for _ in range(70):  # more than the subscriber remembers, so that not even its oldest is there any more
+            last = before.publisher.publish(1.0, [])
+        await before.until(last)
+        events.switch(events.target)
+        async with asyncio.timeout(PATIENCE):
+            while not lost:
+                await asyncio.sleep(0.01)
+        assert [batch.sequence for batch in lost[0][1]] == [last - 1, last]

@@ -52,6 +52,7 @@ class Naive:
     order: OrderName
     blocks: list[Block] = field(default_factory=list)
     clock: int = 0
+    front: int = 0
     counts: dict[tuple[int, int], int] = field(default_factory=dict)
     uses: int = 0
 
@@ -95,9 +96,10 @@ class Naive:
     def demote(self, now: int) -> None:
         if self.order == "priority":
             due = [block for block in self.idle() if 0 < block.pinned_until <= now]
-            for block in sorted(due, key=lambda block: (block.pinned_until, block.slot)):
+            for block in sorted(due, key=lambda block: (block.pinned_until, block.slot), reverse=True):
                 block.pinned_until = block.priority = 0
-                self.rest(block)
+                self.front -= 1
+                block.tick = self.front
 
     def evictable(self) -> list[Block]:
         return [block for block in self.idle() if not block.pinned_until]

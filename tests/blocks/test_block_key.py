@@ -10,7 +10,6 @@ from penstock.blocks.block_key import (
     KeyIdentity,
     engine_keys,
     in_group,
-    parse_key,
     token_keys,
 )
 from penstock.blocks.frequency_sketch import FrequencySketch
@@ -19,15 +18,16 @@ from penstock.kernel.errors import ConfigError
 IDENTITY = KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4)
 TOKENS = list(range(12))
 FIXED = [
-    "010100007c134efa04d148ea6532a782e5424339",
-    "01010000ba47fd08334d00162170549b12df51fd",
-    "010100003bc8e4500dd0bb47db3064f79bdfd0cb",
+    "010200008aa286f92697ff06c02e8db79cff0496",
+    "01020000c512f8ef158dd9f90faa573f2a943ff5",
+    "01020000a7b12a84a17bf9b4cae6752b37839512",
 ]
-FIXED_ENGINE = "02010000e870c6ed5ee817fdd0d28dd787b5b792"
+FIXED_ENGINE = "02020000e2eefb2ee533d93181d5fbd758690168"
 OTHERS = [
     KeyIdentity(model="n", dtype="bf16", layout="NHD", block_size=4),
     KeyIdentity(model="m", dtype="fp8", layout="NHD", block_size=4),
     KeyIdentity(model="m", dtype="bf16", layout="HND", block_size=4),
+    KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4, weights="a"),
     KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4, lora="a"),
     KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4, tenant="a"),
 ]
@@ -45,7 +45,7 @@ def test_all_that_decides_the_bytes_decides_the_key() -> None:
     keys.append(tuple(token_keys(TOKENS, IDENTITY, group=1)))
     keys.append(tuple(engine_keys([b"a", b"b", b"c"], "sha256", IDENTITY)))
     names = [key for each in keys for key in each]
-    assert len(set(names)) == len(names) == 27
+    assert len(set(names)) == len(names) == 30
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=30), st.integers(0, 7))
@@ -61,15 +61,9 @@ def test_keys_are_chained_and_go_on_from_any_block(tokens: list[int], cut: int) 
 
 def test_a_key_describes_itself() -> None:
     key = token_keys(TOKENS, IDENTITY)[0]
-    parts = parse_key(key)
-    assert parts is not None
-    assert (parts.source, parts.version, parts.group) == (OF_TOKENS, 1, 0)
+    assert key[:4] == bytes((OF_TOKENS, 2, 0, 0))
     assert in_group([key], 3) == token_keys(TOKENS[:4], IDENTITY, group=3)
-    other = parse_key(engine_keys([b"x"], "sha256", IDENTITY, group=2)[0])
-    assert other is not None
-    assert (other.source, other.group) == (OF_ENGINE_HASH, 2)
-    for raw in (key[:-1], key + b"\0", b"\x09" + key[1:], key[:1] + b"\2" + key[2:], b""):
-        assert parse_key(raw) is None
+    assert engine_keys([b"x"], "sha256", IDENTITY, group=2)[0][:4] == bytes((OF_ENGINE_HASH, 2, 0, 2))
 
 
 def test_an_engine_hash_that_can_be_forged_names_nothing() -> None:

@@ -228,6 +228,15 @@ def test_a_pin_holds_until_its_time_and_then_the_block_goes_first() -> None:
         assert {key for _, key in handle.evicted} == set(CHAINS[0][:4])
 
 
+def test_blocks_whose_pin_ran_out_go_before_others_of_the_lowest_priority() -> None:
+    manager = BlockManager(8, 4, "priority")
+    filled(manager).release()
+    filled(manager, chain=6).release()
+    assert manager.pin(CHAINS[6][:4], until=100) == 4
+    with manager.allocate(4, "test", 100) or pytest.fail("no room") as handle:
+        assert {key for _, key in handle.evicted} == set(CHAINS[6][:4])
+
+
 def test_blocks_evicted_ahead_of_need_free_their_slots_when_their_bytes_are_saved() -> None:
     manager = BlockManager(8, 4)
     filled(manager).release()

@@ -3,15 +3,19 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
 from penstock.cli.doctor_checks import cache_probe
-from penstock.cli.doctor_checks.cache_probe import probe
+from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
 from penstock.cli.doctor_checks.finding import Finding
+from penstock.cli.doctor_checks.local_checks import metrics_reader
 from penstock.cli.shared.admin_client import AdminClient
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
+from penstock.config.settings.pool_access_settings import PoolAccessSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from tests.cli.conftest import FakeCluster, worker
 
@@ -24,8 +28,13 @@ class EngineMetrics(BaseHTTPRequestHandler):
     total = 0.0
     events = "tcp://127.0.0.1:1"
 
+    key = ""
+
     def do_GET(self) -> None:
         kind = type(self)
+        if kind.key and self.headers["authorization"] != f"Bearer {kind.key}":
+            self.send_error(401)
+            return
         if self.path == "/kv_event_sources":
             self.send_response(200)
             self.end_headers()
@@ -65,7 +74,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(cluster: FakeCluster, *, unknown: bool = False, **row: Any) -> list[Finding]:
     cluster.status["workers"] = [worker("main-0", engine="vllm", **row)]
     client = AdminClient(cluster.url)
-    return list(probe(client, client, client.get("/admin/status", ClusterStatus), unknown=unknown))
+    return list(
+        probe(client, client, client.get("/admin/status", ClusterStatus), unknown=unknown, metrics=engine_metrics)
+    )
 
 
 def only(found: list[Finding]) -> Finding:
@@ -167,9 +178,9 @@ def test_who_can_not_or_must_not_be_asked_is_left_alone(cluster: FakeCluster) ->
     cluster.status["workers"] = [worker("main-0", engine="openai")]
     client = AdminClient(cluster.url)
     status = client.get("/admin/status", ClusterStatus)
-    assert only(list(probe(client, client, status, unknown=False))).level == "info"
+    assert only(list(probe(client, client, status, unknown=False, metrics=engine_metrics))).level == "info"
     assert cluster.probed.pins == []
-    assert only(list(probe(client, client, status, unknown=True))).level == "ok"
+    assert only(list(probe(client, client, status, unknown=True, metrics=engine_metrics))).level == "ok"
 
 
 def test_a_pin_that_is_not_kept_is_an_error(cluster: FakeCluster) -> None:
@@ -185,3 +196,15 @@ def test_the_command_probes_unless_told_otherwise(penstock: Any, cluster: FakeCl
     found = json.loads(penstock("doctor", "--url", cluster.url, "--no-probe", "--json").output)["findings"]
     assert not [f for f in found if f["check"] == "cache"]
     assert len(cluster.probed.pins) == asked
+
+
+def test_an_attached_engine_behind_a_key_shows_its_metrics_to_the_doctor(engine: Any, tmp_path: Path) -> None:
+    engine.key = "secret"
+    key_file = tmp_path / "key"
+    key_file.write_text("secret")
+    pool = PoolSettings(engine="vllm", urls=(engine.url,), access=PoolAccessSettings(api_key_file=str(key_file)))
+    settings = ClusterSettings(models={"m": ModelSettings(pools={"main": pool})})
+    assert metrics_reader(None)(engine.url) is None
+    assert "vllm:cache_config_info" in (metrics_reader(settings)(engine.url) or "")
+    key_file.unlink()  # another check names the file
+    assert metrics_reader(settings)(engine.url) is None

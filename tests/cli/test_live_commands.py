@@ -24,7 +24,8 @@ def test_status_shows_models_workers_and_counts(penstock, cluster):
     assert cluster.asked == [("/admin/status", None)]
 
 
-def test_an_engine_that_is_down_has_a_row_and_is_counted(penstock, cluster):
+def test_an_engine_that_is_down_has_a_row_and_is_counted(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     replicas = [{"id": f"main-{n}", "state": "ready"} for n in range(2)]
     replicas.append({"id": "main-2", "state": "failed", "reason": "main-2 ended with status 1 at its start"})
     pool = {"model": "sim", "desired": 4, "replicas": replicas, "name": "main", "kind": "process", "revision": None}
@@ -32,6 +33,12 @@ def test_an_engine_that_is_down_has_a_row_and_is_counted(penstock, cluster):
     text = " ".join(penstock("status", "--url", cluster.url).output.split())
     assert "sim 2 of 4" in text
     assert "main-2 failed (main-2 ended" in text
+
+
+def test_a_pipe_gets_whole_lines(penstock, cluster):
+    reason = "its streams have been silent for 12 s, where 40 ms between two tokens are usual; it is asked every second"
+    cluster.status["workers"] = [worker("main-0", state="cordoned", why_not=reason)]
+    assert f"cordoned ({reason})" in penstock("status", "--url", cluster.url).output
 
 
 def test_a_long_reason_is_cut_in_its_cell_and_said_below(penstock, cluster, monkeypatch):
@@ -77,7 +84,8 @@ def test_status_shows_the_shares_of_names_and_what_became_of_copies(penstock, cl
     assert "copies of 10.0 % to new: 3 same, 1 different, 2 skipped; 250 ms on average, against 500 ms" in text
 
 
-def test_status_lists_the_newest_programs_with_their_sub_agents(penstock, cluster):
+def test_status_lists_the_newest_programs_with_their_sub_agents(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     program = {
         "model": "sim",
         "failed": 1,

@@ -130,6 +130,19 @@ def test_a_question_that_is_not_answered_is_a_miss(world: World, monkeypatch: py
     assert world.client.poll() == []
 
 
+def test_a_tier_process_that_stands_still_costs_one_deadline_and_is_asked_again_once_it_speaks(world: World) -> None:
+    world.tiers.mute = True
+    number = world.client.ask([b"a"], hints=RequestHints(deadline=0.01))
+    assert [answer.reason for answer in world.polled(AnswerBlocks)] == ["late"]
+    assert world.client.ask([b"b"]) is None, "nobody waits for it a second time"
+    assert not world.client.store(1, [b"a"], [1]) and not world.client.load(2, [b"a"], [2])
+    assert world.client.connected and not world.client.busy
+    world.tiers.mute = False
+    world.tiers.send(AnswerBlocks(id=number or 0, blocks=1))
+    world.until(lambda: world.client.store(3, [b"a"], [1]))
+    assert world.polled(JobDone) == [JobDone(job=3, done=[True])]
+
+
 def test_a_result_of_another_length_is_a_failure(world: World) -> None:
     world.tiers.delay = 0.1
     world.client.load(1, [b"a", b"b"], [1, 2])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.hashing import block_hashes
+from penstock.kernel.hashing import block_extras, block_hashes
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerCard, WorkerId
 from penstock.router.kv_index import engine_hash_map
 from penstock.router.kv_index.exact_index import ExactIndex
@@ -23,6 +23,10 @@ CARD = WorkerCard(id=TARGET.worker, epoch=1, model="m", url="http://w", block_si
 
 def tokens(chain: int, first: int, end: int) -> list[int]:
     return [chain if place == 0 else place for place in range(first * SIZE, end * SIZE)]
+
+
+def identity(chain: int) -> dict[str, str]:
+    return [{}, {"salt": "a"}, {"lora": "adapter"}][chain % 3]
 
 
 def name(chain: int, depth: int) -> int:
@@ -41,18 +45,34 @@ class Told:
 
     def stored(self, chain: int, first: int, end: int) -> KvStored:
         """The engine computes blocks whose parent it has: that says their tokens."""
+        return self.described(
+            chain,
+            first,
+            end,
+            "device",
+            block_extras(first, end, SIZE, identity(chain).get("lora"), identity(chain).get("salt")),
+        )
+
+    def described(self, chain: int, first: int, end: int, tier: Tier, extras: list[bytes] | None) -> KvStored:
         for depth in range(first, end):
             block = chain, depth
-            self.placed["device"].add(block)
-            for tier in TIERS:
-                if block in self.awaited[tier]:
-                    self.awaited[tier].remove(block)
-                    self.placed[tier].add(block)
+            self.placed[tier].add(block)
+            for other in TIERS:
+                if block in self.awaited[other]:
+                    self.awaited[other].remove(block)
+                    self.placed[other].add(block)
         names = [name(chain, depth) for depth in range(first, end)]
         parent = name(chain, first - 1) if first else None
-        return KvStored(hashes=names, parent=parent, tokens=tokens(chain, first, end), block_size=SIZE)
+        return KvStored(
+            hashes=names, parent=parent, tokens=tokens(chain, first, end), block_size=SIZE, extras=extras, tier=tier
+        )
 
     def copied(self, blocks: Sequence[tuple[int, int]], tier: Tier) -> KvStored:
+        """A lower tier names blocks; or it says their tokens and adapter as well, and never their salt."""
+        (chain, first), end = blocks[0], blocks[-1][1] + 1
+        if self.known(blocks[0]) and len(blocks) == end - first:
+            lora = identity(chain).get("lora")
+            return self.described(chain, first, end, tier, block_extras(first, end, SIZE, lora, None))
         for block in blocks:
             (self.placed if self.known(block) else self.awaited)[tier].add(block)
         return KvStored(hashes=[name(*block) for block in blocks], block_size=SIZE, tier=tier)
@@ -86,7 +106,9 @@ class Told:
                 return KvCleared()
 
     def expected(self, tier: Tier) -> set[int]:
-        return {block_hashes(tokens(chain, 0, depth + 1), SIZE)[-1] for chain, depth in self.placed[tier]}
+        return {
+            block_hashes(tokens(chain, 0, depth + 1), SIZE, **identity(chain))[-1] for chain, depth in self.placed[tier]
+        }
 
 
 def index(*, native: bool) -> ExactIndex:

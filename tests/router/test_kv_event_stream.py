@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, WorkerId
 from penstock.router.events import KvObserved, ReplayEnded
-from penstock.router.kv_index.kv_event_stream import PLAIN_STATE, KvEventStream, StreamOutcome
+from penstock.router.kv_index.kv_event_stream import COMPARED, PLAIN_STATE, KvEventStream, StreamOutcome
 
 W = WorkerId("w")
 
@@ -129,6 +129,40 @@ def test_enough_later_events_count_as_learnt() -> None:
         stream.observe(batch(number))
         states.append(stream.state)
     assert states == ["approximate", "approximate", "exact", "exact"]
+
+
+def told(world: Believed, *answers: tuple[int, int]) -> list[StreamOutcome]:
+    return [world.carry_out(world.stream.compared(believed, had, 16)) for believed, had in answers]
+
+
+def test_answers_that_had_less_than_was_believed_have_all_learnt_anew_from_a_replay() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)), batch(1, stored(2)))
+    outcomes = told(world, *[(1024, 0), (1024, 1008)] * (COMPARED // 2 - 1), (64, 0), (64, 64))
+    assert [outcome.clear for outcome in outcomes] == [False] * (COMPARED - 1) + [True]
+    assert outcomes[-1].replay_from == 0 and world.blocks == set() and world.stream.state == "approximate"
+    world.replayed(answer(batch(0, stored(7)), batch(1, KvRemoved(hashes=[1]))))
+    assert world.blocks == {7} and world.stream.state == "exact"
+    told(world, *[(64, 64)] * COMPARED)
+    assert world.stream.wrong_sets == 0
+
+
+def test_a_replay_that_was_wrong_too_is_not_asked_for_again() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)))
+    assert told(world, *[(1024, 0)] * COMPARED)[-1].replay_from == 0
+    world.replayed(answer(batch(0, stored(1))))
+    last = told(world, *[(1024, 0)] * COMPARED)[-1]
+    assert last.clear and last.replay_from is None and world.stream.state == "approximate"
+    world.observe(batch(1, stored(2)))
+    assert world.blocks == {2} and world.stream.state == "approximate"
+
+
+def test_an_answer_that_computes_its_last_block_again_or_had_more_is_right() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)))
+    outcomes = told(world, *[(1024, 1009), (64, 64), (64, 1024)] * COMPARED)
+    assert not any(outcome.clear for outcome in outcomes) and world.blocks == {1}
 
 
 def test_the_missing_batch_may_come_by_itself() -> None:

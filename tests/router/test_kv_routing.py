@@ -22,6 +22,7 @@ from penstock.router.events import (
     WorkerLeft,
     WorkerMeasured,
 )
+from penstock.router.kv_index.kv_event_stream import COMPARED
 from penstock.router.router import Router
 from penstock.router.settings import (
     AffinityMode,
@@ -68,6 +69,39 @@ def test_a_prompt_goes_to_the_worker_that_holds_it_and_explain_says_so() -> None
     costs = {cost.target.worker: cost for cost in decision.candidates}
     assert costs[B].overlap_blocks == 10 and costs[B].index == "exact" and costs[A].overlap_blocks == 0
     assert "10 blocks cached" in decision.reason
+
+
+def answered(world: RouterWorld, count: int, cached: int, tokens: list[int]) -> list[object]:
+    effects: list[object] = []
+    for _ in range(count):
+        name = RequestId(f"r{world.now}")
+        world.post(arrived(name, tokens), after=1.0)
+        effects += world.post(Finished(id=name, attempt=1, tokens=1, cached=cached))
+    return effects
+
+
+def test_an_engine_that_has_less_than_it_announced_is_named_and_asked_anew() -> None:
+    world = RouterWorld(card("a", **TELLING))
+    text = prompt(1, 160)
+    world.post(stored(A, text))
+    answered(world, COMPARED, 144, text)
+    assert not findings(world.router, world.now)
+    wanted = only(answered(world, COMPARED, 0, text), ReplayWanted)
+    assert wanted.first == 0 and world.router.pools["m"].kv_state(Target(A)) == "approximate"
+    [finding] = [each for each in findings(world.router, world.now) if "less cached" in each.text]
+    assert "a has less cached" in finding.text and "0 tokens of a prompt where 144 were expected" in finding.text
+    assert "prefix caching may be off" in finding.hint
+    world.post(ReplayEnded(id=wanted.id, batches=[stored(A, text)]))
+    answered(world, COMPARED, 144, text)
+    assert not findings(world.router, world.now)
+
+
+def test_blocks_of_another_size_than_the_engine_reported_are_a_finding() -> None:
+    world = RouterWorld(card("a", **TELLING))
+    event = KvStored(hashes=list(block_hashes(prompt(1, 160), 2 * BLOCK)), block_size=2 * BLOCK)
+    world.post(KvObserved(worker=A, rank=0, epoch=1, sequence=0, events=[event]))
+    [finding] = findings(world.router, world.now)
+    assert f"blocks of another size than {BLOCK}" in finding.text
 
 
 def test_removed_blocks_and_gone_workers_do_not_count() -> None:

@@ -55,22 +55,29 @@ class Handshakes:
 
     Args:
         refused: called with the endpoint at its first failure, to log it once.
+        broken: called when a connection ends.
+        joined: called when one is made.
     """
 
-    def __init__(self, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        refused: Callable[[str], None],
+        broken: Callable[[], None] = lambda: None,
+        joined: Callable[[], None] = lambda: None,
+    ) -> None:
         self.failed = 0
         """Handshakes that failed: another secret, or one side speaks plain."""
         self.failing: set[str] = set()
         """Endpoints whose last handshake failed."""
         self._logged: set[str] = set()
         self._broken_off: Counter[str] = Counter()
-        self._refused = refused
+        self._refused, self._broken, self._joined = refused, broken, joined
         self._watched: dict[AnySocket, tuple[zmq.asyncio.Socket, asyncio.Task[None]]] = {}
 
     def watch(self, socket: AnySocket) -> None:
         """Follow a socket until `forget`; call this before the socket connects, with the event loop running."""
         address = f"inproc://penstock-handshakes-{next(_numbers)}"
-        socket.monitor(address, _FAILED | zmq.Event.HANDSHAKE_SUCCEEDED)
+        socket.monitor(address, _FAILED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         monitor = zmq.asyncio.Context(zmq.Context.instance()).socket(zmq.PAIR)
         monitor.linger = 0
         monitor.rcvhwm = 0
@@ -98,9 +105,12 @@ class Handshakes:
         while (frames := await receive(monitor)) is not None:
             event = parse_monitor_message(frames)
             endpoint = bytes(event["endpoint"]).decode("utf-8", "replace")
-            if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            if event["event"] == zmq.Event.DISCONNECTED:
+                self._broken()
+            elif event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.failing.discard(endpoint)
                 self._broken_off.pop(endpoint, None)
+                self._joined()
             elif event["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 self._broken_off[endpoint] += 1
                 if self._broken_off[endpoint] > _BENIGN:

@@ -5,14 +5,14 @@ A key is 20 bytes, and describes itself:
     u8 source | u8 version | u16be attention group | BLAKE2b-128 digest
 
 ``source`` says what was hashed: the block's tokens, or the full hash that an engine gave for the block. The digest is
-keyed by the `KeyIdentity` (model, dtype, layout, block size, LoRA adapter, tenant), so blocks of two identities never
-share a key. Keys of tokens are chained: the digest of block i goes into that of block i + 1, and so stands for the
-whole prefix. The routing hash (`penstock.kernel.hashing`) is not cryptographic and names no stored KV.
+keyed by the `KeyIdentity` (model, dtype, layout, block size, weights, LoRA adapter, tenant), so blocks of two
+identities never share a key. Keys of tokens are chained: the digest of block i goes into that of block i + 1, and so
+stands for the whole prefix. The routing hash (`penstock.kernel.hashing`) is not cryptographic and names no stored KV.
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple, NewType
+from typing import NewType
 
 import msgspec
 
@@ -21,7 +21,7 @@ from penstock.kernel.hashing import BYTES_PER_TOKEN, token_bytes
 
 BlockKey = NewType("BlockKey", bytes)
 
-VERSION = 1
+VERSION = 2
 OF_TOKENS, OF_ENGINE_HASH = 1, 2
 DIGEST = 16
 """Bytes of a digest: 2**64 blocks until a collision is likely, also for a tenant who looks for one."""
@@ -38,7 +38,8 @@ class KeyIdentity(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         layout: digest or name of how a block's bytes lie, parallelism included.
         block_size: tokens.
-        lora: adapter; empty for none.
+        weights: identity of the model's files; empty where it is not known.
+        lora: identity of the adapter's; empty for none.
         tenant: who may share blocks with each other; empty for all.
     """
 
@@ -46,6 +47,7 @@ class KeyIdentity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     layout: str
     block_size: int
+    weights: str = ""
     lora: str = ""
     tenant: str = ""
 
@@ -56,15 +58,6 @@ class KeyIdentity(msgspec.Struct, frozen=True, kw_only=True):
             digest_size=32,
             person=b"penstock-block",
         ).digest()
-
-
-class KeyParts(NamedTuple):
-    """What a key says of itself."""
-
-    source: int
-    version: int
-    group: int
-    digest: bytes
 
 
 def token_keys(
@@ -127,13 +120,6 @@ def in_group(keys: Sequence[BlockKey], group: int) -> list[BlockKey]:
     """Return the keys of the same tokens in another attention group."""
     suffix = group.to_bytes(2, "big")
     return [BlockKey(key[:2] + suffix + key[PREFIX:]) for key in keys]
-
-
-def parse_key(raw: bytes) -> KeyParts | None:
-    """Return a key's parts; None where it is no key of this version: whatever it names is a miss."""
-    if len(raw) != PREFIX + DIGEST or raw[0] not in (OF_TOKENS, OF_ENGINE_HASH) or raw[1] != VERSION:
-        return None
-    return KeyParts(raw[0], raw[1], int.from_bytes(raw[2:PREFIX], "big"), raw[PREFIX:])
 
 
 def _prefix(source: int, group: int) -> bytes:

@@ -14,7 +14,8 @@ LOWEST = 0
 class PriorityOrder(OrderWithoutNotes):
     """The lowest priority first; within one, the block that is idle for longest.
 
-    A pinned block is not evicted until its time. Then it is demoted to the lowest priority, as the most recent of it.
+    A pinned block is not evicted until its time. Then it has the lowest priority, and is the next of that to go: it was
+    kept for as long as anybody wanted it.
     """
 
     def __init__(self, table: BlockTable) -> None:
@@ -81,11 +82,15 @@ class PriorityOrder(OrderWithoutNotes):
         self.enter(state.idle)
 
     def _demote(self, now: Nanos) -> None:
-        """Make pinned blocks whose time has come evictable."""
+        """Make pinned blocks whose time has come evictable, those whose time came first before the others."""
+        due: list[int] = []
         while (slot := self._pinned.pop(now)) is not None:
+            due.append(slot)
+        for slot in reversed(due):
             self._table.pinned_until[slot] = 0
             self._table.priority[slot] = LOWEST
             self._append(slot, LOWEST)
+            self._levels[LOWEST].move_to_end(slot, last=False)
 
     def _append(self, slot: int, priority: int) -> None:
         level = self._levels.get(priority)

@@ -21,6 +21,7 @@ from penstock.cli.shared.output import (
     show,
     table,
     terminal_width,
+    text_width,
     wide_option,
     wrapped,
 )
@@ -57,7 +58,7 @@ def command(client: AdminClient, as_json: bool, wide: bool, watching: bool) -> i
         watch(client, 1.0, None, status_screen)
         return 0
     status = client.get("/admin/status", ClusterStatus)
-    show(as_json, status, status_text(status, WIDE if wide else terminal_width()))
+    show(as_json, status, status_text(status, text_width(wide)))
     return 0
 
 

@@ -2,7 +2,8 @@
 
 One thread connects, sends and reads. The engine's thread hands over frames and polls what came. A connection that is
 lost ends every open job as failed and every open question with 0 blocks; the thread then connects anew, with back-off,
-and meanwhile everything is a miss.
+and meanwhile everything is a miss. So it is while a tier process owes an answer that is late: it may be stopped, and
+each further question, load or store would wait for it as well.
 
 Who owns the rows of an open job: the tier process, until its `JobDone` or until the end of the stream, which it closes
 only when it touches no row any more (and which the kernel closes for it when it is killed, after its last thread has
@@ -87,6 +88,8 @@ class TierClient:
         self._asks: dict[int, float] = {}
         """Open question -> when it is late."""
         self._ask_number = 0
+        self._late = False
+        """Nothing has come since a question was late."""
         self._polled: queue.SimpleQueue[FromTiers | TiersLost] = queue.SimpleQueue()
         self.tiers: list[str] = []
         """Of the tier process, in its words."""
@@ -127,9 +130,10 @@ class TierClient:
                 tokens_before=tokens_before,
                 hints=hints or RequestHints(),
             )
-            if not self._put(asked):
+            if self._late or not self._put(asked):
                 return None
-            self._asks[number] = time.monotonic() + ASK_LIMIT
+            limit = ASK_LIMIT if asked.hints.deadline is None else min(ASK_LIMIT, asked.hints.deadline)
+            self._asks[number] = time.monotonic() + limit
             return number
 
     def store(
@@ -182,6 +186,7 @@ class TierClient:
             late = [number for number, limit in self._asks.items() if limit <= now]
             for number in late:
                 del self._asks[number]
+                self._late = True
         messages += [AnswerBlocks(id=number, blocks=0, reason="late") for number in late]
         return messages
 
@@ -201,7 +206,7 @@ class TierClient:
 
     def _begin(self, message: StoreBlocks | LoadBlocks) -> bool:
         with self._lock:
-            if not self._put(message):
+            if self._late or not self._put(message):
                 return False
             self._jobs[message.job] = len(message.hashes)
             return True
@@ -277,7 +282,7 @@ class TierClient:
         log.info("the tier process at %s has the tiers %s", self._path, ", ".join(first.tiers) or "none")
         with self._lock:
             self.tiers = first.tiers
-            self._connected = True
+            self._connected, self._late = True, False
 
     def _serve(self, link: socket.socket) -> None:
         """Send and read until the other side closes."""
@@ -323,6 +328,7 @@ class TierClient:
             return raw
 
     def _took(self, message: FromTiers) -> None:
+        self._late = False
         if isinstance(message, JobDone):
             with self._lock:
                 blocks = self._jobs.get(message.job)

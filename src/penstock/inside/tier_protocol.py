@@ -38,6 +38,7 @@ class TierHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_fiel
         rows: of the region; ``row_bytes`` each, from ``offset`` on.
         block_tokens: tokens of one row.
         layout: digest or name of how the bytes of a row lie, parallelism included.
+        weights: identity of what the engine has loaded.
         hash_algorithm: of the engine's block hashes.
         stats: endpoint of our statistics plug-in in this engine; empty where it is off, or the plug-in itself measures.
     """
@@ -47,6 +48,7 @@ class TierHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_fiel
     model: str
     dtype: str
     layout: str
+    weights: str = ""
     block_tokens: int
     hash_algorithm: str
     region: str

@@ -32,6 +32,8 @@ from penstock.inside.staging_ledger import RowCopy, StagingLedger
 from penstock.inside.staging_region import PAGE, SHARED, StagingRegion, remove_leftovers
 from penstock.inside.tier_client import TierClient
 from penstock.inside.tier_protocol import SPEED_PERIOD, SPEED_TOKENS, PrefetchBlocks, PrefillSpeed, TierHello
+from penstock.inside.weights.vllm_adapters import identity_of, watch_adapters
+from penstock.inside.weights.weights_identity import weights_identity
 from penstock.kernel.errors import ConfigError
 
 log = logging.getLogger("vllm.penstock")
@@ -108,6 +110,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._reports_speed = bool(extra.get("report_speed", True))
         if role is connector_base.KVConnectorRole.SCHEDULER:
+            watch_adapters()
             self._start_scheduler(vllm_config, group)
 
     # --- worker -------------------------------------------------------------------------------------------------------
@@ -280,6 +283,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 model=config.model_config.model,
                 dtype=str(dtype).removeprefix("torch."),
                 layout=hashlib.sha256(repr(layout).encode()).hexdigest()[:12],
+                weights=weights_identity(config.model_config.model, config.model_config.revision or ""),
                 block_tokens=self._stride,
                 hash_algorithm=cache.prefix_caching_hash_algo,
                 region=str(path),
@@ -291,7 +295,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _params(self, request: Any) -> TierParams:
         running = self._running.get(request.request_id)
-        return tier_params(request.kv_transfer_params) if running is None else running.params
+        return tier_params(request.kv_transfer_params, identity_of(request)) if running is None else running.params
 
     def _offer(self, progress: _Progress, computed: int, scheduled: int) -> list[RowCopy]:
         if progress.offered is None:

@@ -28,6 +28,8 @@ from penstock.inside.block_guard import BlockGuard, GuardedJob
 from penstock.inside.guard_index import GuardIndex
 from penstock.inside.tier_protocol import READ_BACK
 from penstock.inside.tier_seam import TierSeam, row_layout
+from penstock.inside.weights.vllm_adapters import adapter_of, watch_adapters
+from penstock.inside.weights.weights_identity import weights_identity
 from penstock.kernel.errors import ConfigError
 
 log = logging.getLogger("vllm.penstock")
@@ -62,6 +64,7 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
         inner: configuration of the tier to guard, as it would stand in ``secondary_tiers`` by itself.
         index_dir: folder of the index; ``root_dir`` of the inner tier where it is not given.
         readback: store a block at start and load it again. A tier that fails this is not used.
+        revision: of the model, where its name is one of a hub and the cache there has several.
     Raises:
         ConfigError: the inner tier can't be guarded, or vLLM's seam is another one.
         OSError: the index can't be opened.
@@ -77,6 +80,7 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
         inner: Mapping[str, Any],
         index_dir: str | None = None,
         readback: bool = True,
+        revision: str = "",
         locality: str | None = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
@@ -99,9 +103,12 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
         if hasattr(self._inner, "cache_hit_source"):
             self.cache_hit_source = self._inner.cache_hit_source
         self._flat = primary_kv_view.cast("B")
-        self._index = GuardIndex(
-            Path(folder) / f"penstock-guard-{row_layout(offloading_spec, self.block_size_bytes)}.log"
+        watch_adapters()
+        kind = (
+            f"{row_layout(offloading_spec, self.block_size_bytes)}-"
+            f"{weights_identity(offloading_spec.config.model.name, revision)}"
         )
+        self._index = GuardIndex(Path(folder) / f"penstock-guard-{kind}.log")
         self._guard = BlockGuard(self._index, self._row, self._discard)
         self._open: dict[int, _GuardedMove] = {}
         self._results: dict[int, Any] = {}
@@ -126,8 +133,8 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
     # --- what vLLM asks -----------------------------------------------------------------------------------------------
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
-        """Return what the inner tier says of a block that has a record."""
-        if not self._usable or self._guard.generation(key) is None:
+        """Return what the inner tier says of a block that has a record; an adapter's have none (`submit_store`)."""
+        if not self._usable or adapter_of(req_context) or self._guard.generation(key) is None:
             return self._seam.miss
         return self._inner.lookup(key, req_context)
 
@@ -135,10 +142,11 @@ class GuardedTier(SecondaryTierManager):  # type: ignore[misc]
         """Give blocks to the inner tier, without those that it has.
 
         The bytes of a block that is computed again may differ in their last bits, and `fs` keeps its old file: a new
-        record would not fit it.
+        record would not fit it. The inner tier has an adapter's blocks by its name, which may stand for other weights
+        later: they are not stored.
         """
         keys, rows = list(job_metadata.keys), self._seam.rows(job_metadata)
-        if not self._usable:
+        if not self._usable or adapter_of(job_metadata.req_context):
             self._ready.append(self._seam.result(job_metadata.job_id, (), keys))
             return
         fresh = [place for place, key in enumerate(keys) if self._guard.generation(key) is None]

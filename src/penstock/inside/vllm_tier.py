@@ -37,6 +37,8 @@ from penstock.inside.tier_protocol import (
     UsedBlocks,
 )
 from penstock.inside.tier_seam import TierSeam, row_layout
+from penstock.inside.weights.vllm_adapters import adapter_of, watch_adapters
+from penstock.inside.weights.weights_identity import weights_identity
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 
@@ -71,6 +73,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         socket: path of its unix socket.
         hash_algorithm: vLLM's ``--prefix-caching-hash-algo``.
         worker: name of this engine.
+        revision: of the model, where its name is one of a hub and the cache there has several.
     Raises:
         ConfigError: the model has several attention groups, or vLLM's seam is another one.
     """
@@ -85,6 +88,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         socket: str,
         hash_algorithm: str = "sha256_cbor",
         worker: str = "",
+        revision: str = "",
         locality: str | None = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
@@ -96,6 +100,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 "with one",
                 hint="hybrid models work with GuardedTier around vLLM's own tiers",
             )
+        watch_adapters()
         self._stride = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
         self._flat = primary_kv_view.cast("B")
         self._client = TierClient(
@@ -105,6 +110,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 model=config.model.name,
                 dtype=config.model.dtype,
                 layout=row_layout(offloading_spec, self.block_size_bytes),
+                weights=weights_identity(config.model.name, revision),
                 block_tokens=self._stride,
                 hash_algorithm=hash_algorithm,
                 region=offloading_spec._scheduler_mmap.mmap_path,
@@ -208,7 +214,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_new_request(self, req_context: Any) -> Any:
         """Read the request's hints."""
-        self._params[req_context.req_id] = tier_params(req_context.kv_transfer_params)
+        self._params[req_context.req_id] = tier_params(req_context.kv_transfer_params, adapter_of(req_context))
         return offload_base.RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
@@ -270,7 +276,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _hints(self, context: Any) -> TierParams:
-        return self._params.get(context.req_id) or tier_params(context.kv_transfer_params)
+        return self._params.get(context.req_id) or tier_params(context.kv_transfer_params, adapter_of(context))
 
     def _note(self, key: bytes, context: Any) -> int | None:
         """Note where a key stands in its prompt: the tiers and the router keep blocks as chains."""

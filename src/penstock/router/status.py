@@ -91,6 +91,24 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 f"KV events of {', '.join(lost)} were lost beyond replay; what was known of their caches is dropped",
                 "it heals as new blocks are announced; a longer replay buffer in the engine avoids it",
             )
+        for target, stream in pool.streams.items():
+            if stream.wrong_sets:
+                believed, had = stream.example
+                add(
+                    "warning",
+                    f"{target} has less cached than its KV events say, {had:,} tokens of a prompt "
+                    f"where {believed:,} were expected; its cache is "
+                    f"{'learnt anew' if stream.wrong_sets == 1 else 'guessed'}",
+                    _cause(pool, had),
+                )
+        misfits = pool.exact.counters.refused_block_size
+        if misfits:
+            add(
+                "warning",
+                f"{counted(misfits, 'KV event')} of {pool.model} had blocks of another size than {pool.block_size} "
+                "tokens, which its engines said when they joined; nothing is known of their caches",
+                "an engine was started anew with another block size: restart the others likewise, or attach it again",
+            )
         wrong = pool.exact.counters.audit_disagreements
         if wrong:
             add(
@@ -99,6 +117,15 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 "please report it",
             )
     return found
+
+
+def _cause(pool: ModelPool, had: int) -> str:
+    """Return the likely cause where engines have less in their caches than their events say."""
+    if pool.exact is not None and pool.exact.counters.refused_block_size:
+        return "an engine's blocks have another size since it was started anew"
+    if had:
+        return "its cache may have groups of layers that forget sooner; penstock doctor compares tokens and blocks"
+    return "prefix caching may be off, or another process answers at its address; penstock doctor compares both"
 
 
 def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:

@@ -180,3 +180,22 @@ def test_an_engine_that_leaves_in_the_middle_leaves_no_torn_block(start: Start) 
     with PlainEngine(tiers.socket) as engine:
         done = engine.load(hashes)
         assert engine.right(hashes, done)
+
+
+def test_blocks_of_other_weights_or_of_an_adapters_earlier_files_are_never_found(start: Start) -> None:
+    tiers = start(64, 64)
+    hashes = block_hashes(8)
+    with PlainEngine(tiers.socket, weights="old") as engine:
+        assert engine.store(hashes) == [True] * 8
+        engine.until(lambda: engine.stored.get("disk") == set(hashes))
+        with PlainEngine(tiers.socket, weights="new") as other:
+            assert other.ask(hashes).blocks == 0
+            assert other.load(hashes, first_row=32) == [False] * 8
+            assert other.store(hashes[:4]) == [True] * 4
+            other.until(lambda: other.stored.get("disk") == set(hashes[:4]))
+            assert other.stored["host"] == set(hashes[:4]), "the blocks of the old ones are not announced to it"
+        for lora, found in (("", 8), ("first", 0)):
+            assert engine.ask(hashes, hints=RequestHints(lora=lora)).blocks == found
+    tiers.stop()
+    with PlainEngine(start(64, 64).socket, weights="new") as engine:
+        assert engine.ask(hashes).blocks == 4 and engine.stored["disk"] == set(hashes[:4])

@@ -12,12 +12,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.vllm import cache_labels
+from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
 from penstock.frontend.admin.cluster_status import ClusterStatus
@@ -53,7 +54,13 @@ class ProbeResult:
     """Growth of the engine's counter of cached tokens."""
 
 
-def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, unknown: bool) -> Iterator[Finding]:
+MetricsReader = Callable[[str], str | None]
+"""Returns the text of the /metrics of an engine's URL; None where it can't be read from here."""
+
+
+def probe(
+    cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, unknown: bool, metrics: MetricsReader
+) -> Iterator[Finding]:
     """Probe every worker that can take requests.
 
     Args:
@@ -75,17 +82,19 @@ def probe(cluster: AdminClient, keyed: AdminClient, status: ClusterStatus, *, un
         elif worker.model in blind:
             yield _finding("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
         else:
-            yield from _worker(cluster, keyed, worker)
+            yield from _worker(cluster, keyed, worker, metrics)
 
 
-def _worker(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus) -> Iterator[Finding]:
+def _worker(
+    cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, metrics: MetricsReader
+) -> Iterator[Finding]:
     name, size = worker.id, worker.block_size
-    yield from _block_size(worker)
+    yield from _block_size(worker, metrics)
     before = None if worker.kv_events is None else worker.kv_events.applied
     try:
-        first, prompt = _first(cluster, keyed, worker, BLOCKS * (size or 64))
+        first, prompt = _first(cluster, keyed, worker, BLOCKS * (size or 64), metrics)
         heard = before is None or _heard(cluster, name, before)
-        second = _ask(cluster, keyed, worker, prompt)
+        second = _ask(cluster, keyed, worker, prompt, metrics)
     except (ClusterUnreachable, RequestRefused) as error:
         yield _finding("error", f"{name} could not be probed: {error.message}", error.hint)
         return
@@ -153,8 +162,8 @@ def _tokens(name: str, answer: ProbeResult) -> Iterator[Finding]:
         )
 
 
-def _block_size(worker: WorkerStatus) -> Iterator[Finding]:
-    labels = cache_labels(engine_metrics(worker.url)) or {}
+def _block_size(worker: WorkerStatus, metrics: MetricsReader) -> Iterator[Finding]:
+    labels = cache_labels(metrics(worker.url)) or {}
     theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
         yield _finding(
@@ -164,27 +173,31 @@ def _block_size(worker: WorkerStatus) -> Iterator[Finding]:
         )
 
 
-def _first(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, words: int) -> tuple[ProbeResult, str]:
+def _first(
+    cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, words: int, metrics: MetricsReader
+) -> tuple[ProbeResult, str]:
     """Send a prompt that was never sent before; where it is too long for the model, a shorter one."""
     rng = random.SystemRandom()
     for attempt in range(TRIES):
         prompt = " ".join(rng.choices(WORDS, k=max(8, words >> attempt)))
         try:
-            return _ask(cluster, keyed, worker, prompt), prompt
+            return _ask(cluster, keyed, worker, prompt, metrics), prompt
         except RequestRefused as error:
             if error.status != 400 or attempt == TRIES - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _ask(cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt: str) -> ProbeResult:
+def _ask(
+    cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt: str, metrics: MetricsReader
+) -> ProbeResult:
     """Send a prompt to one worker, and collect every account of it."""
     name, url = worker.id, worker.url
     counter = dialect_of(worker.engine).counters.hits
-    before = samples(engine_metrics(url) or "") if counter is not None else {}
+    before = samples(metrics(url) or "") if counter is not None else {}
     body = {"model": worker.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     answer, headers = keyed.post("/v1/completions", body, dict, {"x-penstock-worker": name})
-    after = samples(engine_metrics(url) or "") if counter is not None else {}
+    after = samples(metrics(url) or "") if counter is not None else {}
     request = headers.get("x-penstock-request-id", "")
     decisions = cluster.get(f"/admin/explain/{path_part(request)}", Explanation[Decision]).decisions
     decision = decisions[-1] if decisions else None
@@ -233,14 +246,15 @@ def _why_silent(url: str) -> str:
     return f"{endpoint} can be reached from here; is its topic the one that the frontend asks for?"
 
 
-def engine_metrics(url: str) -> str | None:
+def engine_metrics(url: str, access: EngineAccess = OPEN) -> str | None:
     """Read an engine's metrics; None where it can't be reached from here."""
-    return _read(f"{url.rstrip('/')}/metrics")
+    return _read(f"{url.rstrip('/')}/metrics", access)
 
 
-def _read(url: str) -> str | None:
+def _read(url: str, access: EngineAccess = OPEN) -> str | None:
     try:
-        with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT) as answer:
+        asked = urllib.request.Request(url, headers=dict(access.headers))
+        with urllib.request.urlopen(asked, timeout=METRICS_TIMEOUT, context=access.tls) as answer:
             return str(answer.read(METRICS_MAX).decode("utf-8", "replace"))
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
         return None

@@ -8,16 +8,23 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.adapters.engines.http.engine_access import EngineAccess, engine_session, read_access, refused
+from penstock.adapters.engines.http.engine_access import (
+    EngineAccess,
+    EngineAccesses,
+    engine_session,
+    read_access,
+    refused,
+)
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.listen_address import bind_error
 from penstock.adapters.tls import client_context
-from penstock.cli.doctor_checks.cache_probe import engine_metrics, probe
+from penstock.cli.doctor_checks.cache_probe import MetricsReader, engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.doctor_checks.kv_tier_checks import check_tiers
@@ -71,7 +78,8 @@ def examine(
         findings += check_start(settings, status is not None)
         findings += check_discovery(settings)
     if status is not None:
-        of_cluster += [*check_status(status), *check_caches(client, url, status, probing)]
+        metrics = metrics_reader(settings)
+        of_cluster += [*check_status(status), *check_caches(client, url, status, probing, metrics)]
     return [*findings, *of_cluster]
 
 
@@ -267,10 +275,23 @@ def check_status(status: ClusterStatus) -> Iterator[Finding]:
         yield Finding("ok", "cluster", "it has no findings of its own")
 
 
-def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: ProbeOptions) -> Iterator[Finding]:
+def metrics_reader(settings: ClusterSettings | None) -> MetricsReader:
+    """Return what reads engines' metrics, with the access of the attached servers whose keys can be read."""
+    accesses = EngineAccesses({} if settings is None else settings.models)
+    for model, entry in ({} if settings is None else settings.models).items():
+        for name, pool in entry.pools.items():
+            for server in pool.urls:
+                with suppress(ConfigError):  # `check_access` has said it
+                    accesses.enter(server, model, name)
+    return lambda server: engine_metrics(server, accesses.at(server))
+
+
+def check_caches(
+    client: AdminClient, url: str, status: ClusterStatus, probing: ProbeOptions, metrics: MetricsReader
+) -> Iterator[Finding]:
     """Check that each engine's tiers give back what they take, and that our view of its cache is right."""
     for worker in status.workers:
-        yield from check_tiers(worker.id, engine_metrics(worker.url))
+        yield from check_tiers(worker.id, metrics(worker.url))
     if not probing.on:
         return
     where = url
@@ -280,7 +301,7 @@ def check_caches(client: AdminClient, url: str, status: ClusterStatus, probing: 
         if isinstance(error, RequestRefused) and error.status == 404:  # /admin has a port of its own, and this is it
             where = status.endpoint or url
     keyed = AdminClient(where, probing.api_key, timeout=PROBE_TIMEOUT)
-    yield from probe(client, keyed, status, unknown=probing.unknown)
+    yield from probe(client, keyed, status, unknown=probing.unknown, metrics=metrics)
 
 
 def _no_tokenizer(models: list[str]) -> Finding:

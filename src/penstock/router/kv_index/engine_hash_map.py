@@ -46,6 +46,21 @@ class EngineHashMap:
         if not event.tokens and event.local is None:
             self._store_copies(bit, spans, names)
             return
+        if spans is not self._tiers[0]:
+            # Its names say which blocks these are; its tokens may come without the salt and the media of their prompt.
+            known = next((i for i, name in enumerate(names) if self._place_of(bit, name) is None), len(names))
+            if known:
+                self._store_copies(bit, spans, names[:known])
+                if known == len(names):
+                    return
+                local = None if event.local is None else event.local[known:]
+                extras = None if event.extras is None else event.extras[known:]
+                tokens = event.tokens[known * block_size :]
+                rest, before = event.hashes[known:], event.hashes[known - 1]
+                event = msgspec.structs.replace(
+                    event, hashes=rest, parent=before, tokens=tokens, extras=extras, local=local
+                )
+                names = names[known:]
         parent: int | None = None
         if event.parent is not None:
             place = self._place_of(bit, event.parent & _UNSIGNED ^ salt)

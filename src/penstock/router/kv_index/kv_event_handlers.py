@@ -31,6 +31,13 @@ def source_lost(core: RouterState, now: Nanos, event: KvSourceLost) -> None:
         _apply(core, pool, target, stream.lost(event.reason))
 
 
+def compared(core: RouterState, pool: ModelPool, target: Target, believed: int, had: int) -> None:
+    """Compare what an answer took from a target's cache with what was believed to be there."""
+    stream = pool.streams.get(target)
+    if stream is not None:
+        _apply(core, pool, target, stream.compared(believed, had, pool.block_size))
+
+
 def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEventStream | None, ModelPool | None]:
     """Return a target's event stream and its pool; count what comes from a worker or epoch that is not there."""
     worker = core.roster.get(target.worker)

@@ -10,6 +10,10 @@ far ahead means that some are missing: they are requested, what comes meanwhile 
 Blocks whose fate is unknown are not trusted: after a loss the index may miss blocks that the engine holds, never
 claim one that it does not. `approximate` ends when the engine clears its cache or starts over, and after
 `relearn_after` batches, when a cache has turned over.
+
+Answers show whether that holds: `compared` counts what an engine took from its cache beside what it was believed to
+hold. Where half of `COMPARED` answers had less, the target is cleared, and all that its engine still has is replayed;
+where that was wrong as well, it is approximate.
 """
 
 from collections.abc import Iterable
@@ -27,7 +31,10 @@ StreamState = Literal["exact", "recovering", "approximate"]
 _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
 that started over."""
+COMPARED = 16
+"""Answers that are judged together: a few of them may have lost blocks to others while they waited in the engine."""
 PLAIN_STATE = (
+    *("wrong", "wrong_sets", "example", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run"),
@@ -68,6 +75,13 @@ class KvEventStream:
         self.relearnt = 0
         self.overflows = 0
         self.answers_unused = 0
+        self.wrong = 0
+        """Of the answers compared since the last set, those that had less from the cache than was believed."""
+        self.wrong_sets = 0
+        """Sets of `COMPARED` answers in a row of which half were wrong."""
+        self.example: tuple[int, int] = (0, 0)
+        """Tokens that were believed cached and that the engine had, of the last wrong one."""
+        self._compared = 0
         self._complete = True
         self._learnt = 0
         self._recovering = False
@@ -145,6 +159,26 @@ class KvEventStream:
         self._complete = False
         self.unrecovered += 1
         return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
+
+    def compared(self, believed: int, had: int, block_size: int) -> StreamOutcome:
+        """Compare the prompt tokens that an engine was believed to have in its device's cache with those it had."""
+        self._compared += 1
+        if had + block_size <= believed:
+            self.wrong += 1
+            self.example = (believed, had)
+        if self._compared < COMPARED:
+            return StreamOutcome()
+        wrong, self._compared, self.wrong = self.wrong, 0, 0
+        if 2 * wrong < COMPARED:
+            self.wrong_sets = 0
+            return StreamOutcome()
+        self.wrong_sets += 1
+        again = self.wrong_sets == 1  # a second time, what a replay tells has been wrong as well
+        if again:
+            self._begin()
+        self._complete, self._learnt = False, 0
+        note = f"{wrong} of {COMPARED} answers had less from its cache than was believed: learning it anew"
+        return StreamOutcome(clear=True, replay_from=self._ask() if again else None, note=note)
 
     # --- the cases --------------------------------------------------------------------------------------------------
 
@@ -321,7 +355,8 @@ class KvEventStream:
     def restore(self, state: Snapshot) -> None:
         """Become the stream that wrote ``state``."""
         for name in PLAIN_STATE:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # an earlier release compared nothing
+        self.example = (self.example[0], self.example[1])
         held = state["held"]
         self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
         self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])

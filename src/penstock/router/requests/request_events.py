@@ -4,6 +4,7 @@ from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import RequestId
 from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
+from penstock.router.kv_index.kv_event_handlers import compared
 from penstock.router.requests import handoff, hedging
 from penstock.router.requests.blame import blame, works
 from penstock.router.requests.eligibility import eligible
@@ -93,6 +94,8 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
     cached = event.cached if request.remote_cached is None else request.remote_cached
     if request.migrations:
         cached = None
+    if cached is not None and request.believed and request.target is not None and request.remote_cached is None:
+        compared(core, core.pools[request.event.model], request.target, request.believed, cached)
     if event.tokens is not None:
         pool, wish = core.pools[request.event.model], request.event.preferences
         pool.answered(request.event.prompt.isl, event.tokens, cached, wish, now)

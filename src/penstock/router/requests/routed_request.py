@@ -142,6 +142,8 @@ class RoutedRequest(msgspec.Struct):
     waited_for: str = ""
     """Why it was let wait, where its tenant's share was the reason."""
     expected_cached: int = 0
+    believed: int = 0
+    """Of those, the tokens that its worker's own events say are in its device's cache."""
     prefill_ahead: int = 0
     """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""
     transfer_blocks: int | None = None

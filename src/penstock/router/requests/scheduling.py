@@ -290,6 +290,8 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     else:
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
+        held = cost.overlap_blocks * pool.block_size if cost.index == "exact" else 0
+        request.believed = min(held, cost.overlap_tokens)
         request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
     pool.placements[stage] += 1
     cached = cost.overlap_tokens if handoff is None else prompt.isl

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from penstock.kernel.hashing import SCHEME, chain
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Tier, WorkerCard
 from penstock.router.kv_index.engine_hash_map import AWAITED_MAX, unsigned, wordless
@@ -99,6 +101,15 @@ class EngineBlocks:
                 if name not in self._names:
                     self._await(name, event.tier)
             return [self._copied(block, event.tier) for block in self._known(names)]
+        if event.tier != "device" and names[0] in self._names:
+            # As in the router's index: names say more than tokens, which may come without the salt of their prompt.
+            known = next((i for i, name in enumerate(names) if name not in self._names), len(names))
+            copied = [self._copied(block, event.tier) for block in self._known(names[:known])]
+            if known == len(names):
+                return copied
+            local, last = event.local[known:], event.hashes[known - 1]
+            rest = msgspec.structs.replace(event, hashes=event.hashes[known:], parent=last, local=local)
+            return [*copied, *self._stored(rest)]
         parent = None if event.parent is None else self._names.get(unsigned([event.parent])[0])
         if (event.parent is not None and parent is None) or len(event.local) != len(names):
             self.unplaced += len(names)

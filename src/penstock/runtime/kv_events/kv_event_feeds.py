@@ -102,9 +102,9 @@ class KvEventFeeds:
             return None if self._relayed is None else self._relayed.feed(card, rank)
         replay = card.replay[rank] if rank < len(card.replay) else None
         secret = self._secret if card.events_security == MECHANISM else None
-        refused = partial(self._lost, target, "it has another cluster secret")
+        lost = partial(self._lost, target)
         return KvSubscriber(
-            endpoint, replay, card.topic, rank, secret=secret, refused=refused, cleared=cleared_by(card.engine)
+            endpoint, replay, card.topic, rank, secret=secret, lost=lost, cleared=cleared_by(card.engine)
         )
 
     async def _stop(self, target: Target) -> None:
@@ -156,8 +156,10 @@ class KvEventFeeds:
             pause = min(2 * pause, REPLAY_PAUSE_MAX)
         return ()
 
-    def _lost(self, target: Target, reason: str) -> None:
+    def _lost(self, target: Target, reason: str, since: Sequence[KvBatch] = ()) -> None:
         self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=reason))
+        for batch in since:
+            self._live.post("router", self._observed(self._subscribers[target][1], batch))
 
     def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
         self._replays.spawn(self._replay(effect))

@@ -8,7 +8,7 @@ that is held.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -150,7 +150,7 @@ class KvEventRelay:
             card.topic,
             rank,
             secret=None if plain else secret,
-            refused=self._refused,
+            lost=self._lost,
             cleared=cleared_by(card.engine),
         )
         self._stream = KvEventStream()
@@ -250,8 +250,10 @@ class KvEventRelay:
             worker=self._card.id, rank=batch.rank, epoch=self._card.epoch, sequence=batch.sequence, events=batch.events
         )
 
-    def _refused(self) -> None:
-        self._take(self._stream.lost("it has another cluster secret"))
+    def _lost(self, reason: str, since: Sequence[KvBatch]) -> None:
+        self._take(self._stream.lost(reason))
+        for batch in since:
+            self._observed(batch)
 
     # --- to the routers ---------------------------------------------------------------------------------------------
 

@@ -97,6 +97,7 @@ def identity_of(hello: TierHello, hints: RequestHints) -> KeyIdentity:
         model=hello.model,
         dtype=hello.dtype,
         layout=hello.layout,
+        weights=hello.weights,
         block_size=hello.block_tokens,
         lora=hints.lora,
         tenant=hints.tenant,

@@ -18,10 +18,11 @@ NAMES_MAX = 100_000
 
 
 class BlockName(NamedTuple):
-    """What an engine calls a block."""
+    """What an engine calls a block. ``weights``: of that engine; others mean another block by that name."""
 
     hash: bytes
     group: int
+    weights: str = ""
 
 
 class RecordPlace(NamedTuple):

@@ -314,7 +314,7 @@ class TierNode:
     def _keys(self, link: EngineLink, hashes: Sequence[bytes], group: int, hints: RequestHints) -> list[BlockKey]:
         """Return keys of an engine's blocks; those whose names were unknown, such as since a restart, are announced."""
         keys = link.keys(hashes, group, hints)
-        news = self.contents.learned(keys, [BlockName(value, group) for value in hashes])
+        news = self.contents.learned(keys, [BlockName(value, group, link.hello.weights) for value in hashes])
         for tier, names in news.items():
             self._announce(tier, names, list(self.links.values()))
         return keys
@@ -391,13 +391,14 @@ class TierNode:
 
     def _removed(self, effect: BlocksRemoved) -> None:
         self.metrics.removed.add(effect.tier, by=len(effect.keys))
-        for group, hashes in _by_group(self.contents.removed(effect.tier, effect.keys)):
-            for link in list(self.links.values()):
+        names = self.contents.removed(effect.tier, effect.keys)
+        for link in list(self.links.values()):
+            for group, hashes in _by_group(names, link):
                 link.send(RemovedBlocks(tier=effect.tier, hashes=hashes, group=group))
 
     def _announce(self, tier: TierName, names: Sequence[BlockName], links: Sequence[EngineLink]) -> None:
-        for group, hashes in _by_group(names):
-            for link in links:
+        for link in links:
+            for group, hashes in _by_group(names, link):
                 link.send(StoredBlocks(tier=tier, hashes=hashes, group=group))
 
     async def _announce_all(self, link: EngineLink, stream: FrameStream) -> None:
@@ -432,10 +433,12 @@ def _rows(link: EngineLink, rows: Sequence[int]) -> list[int]:
     return [base | row for row in rows]
 
 
-def _by_group(names: Sequence[BlockName]) -> list[tuple[int, list[bytes]]]:
-    """Return names as hashes of one attention group each, as many as one frame has."""
+def _by_group(names: Sequence[BlockName], link: EngineLink) -> list[tuple[int, list[bytes]]]:
+    """Return names as hashes of one attention group each, as many as one frame has, without those of other weights."""
     groups: dict[int, list[bytes]] = {}
     for name in names:
+        if name.weights != link.hello.weights:
+            continue
         groups.setdefault(name.group, []).append(name.hash)
     return [
         (group, hashes[start : start + NAMES_PER_FRAME])

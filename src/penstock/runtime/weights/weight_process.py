@@ -17,6 +17,7 @@ import msgspec
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.process_life import report_ready, stop_event
 from penstock.inside.weights.weight_protocol import PlacedTensor, WeightsHere, WeightsRefused, answer, read_want
+from penstock.inside.weights.weights_identity import signature
 from penstock.kernel.errors import ConfigError, TransferError
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.peer_tiers import SUFFIX, PeerPlace
@@ -50,6 +51,7 @@ class WeightNode:
         siblings: Sequence[Address] = (),
         peers: Path | None = None,
     ) -> None:
+        self._signature = signature(str(folder))
         self.files = CheckpointFiles(folder.resolve())
         self.fetched = 0
         self.refused = 0
@@ -83,6 +85,8 @@ class WeightNode:
     async def _weights(self, folder: Path) -> tuple[FetchedWeights, str]:
         if await asyncio.to_thread(folder.resolve) != self.files.folder:
             raise UnfitCheckpoint(f"this weight process has {self.files.folder}, not {folder}")
+        if await asyncio.to_thread(signature, str(folder)) != self._signature:
+            raise UnfitCheckpoint(f"files of {folder} are others than when this weight process began")
         if self._fetched_last is not None:
             return self._fetched_last, self._source
         if self._secret is None:

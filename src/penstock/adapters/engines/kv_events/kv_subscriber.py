@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
+import xxhash
 import zmq
 import zmq.asyncio
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, WireError
 from penstock.adapters.engines.kv_events.kv_publisher import END
 from penstock.adapters.seams import KvBatch
@@ -22,6 +24,10 @@ MESSAGE_LIMIT = 64 << 20
 """Bytes of one message; a larger one drops the connection, which is made again."""
 BIND = "@"
 """Before an endpoint: bind it here. vLLM and SGLang connect their PUB socket where its address has no star."""
+SENT_KEPT = 64
+"""Batches by which a process is known again: some may come of a new one before it is known that the old one ended."""
+CHECKS = 3
+"""Times that an engine is asked who it is, 2 s each: one that has just come may not listen for questions yet."""
 REPLAY_LIMIT = 100_000
 """Batches in one replay answer."""
 _BREATH = 64
@@ -36,8 +42,9 @@ def cleared_by(engine: str) -> Tier | None:
 class KvSubscriber:
     """Receive the KV events of one rank of one engine.
 
-    The connection is made again by itself when the engine restarts; its sequence then begins at 0 again. Messages
-    that can't be decoded are counted in ``malformed`` and left out, so that they show as a gap.
+    The connection is made again by itself. Then the engine is asked for a batch that it had sent before: where it has
+    another one under that number, or none, another process publishes now, whatever its numbers are. Messages that can't
+    be decoded are counted in ``malformed`` and left out, so that they show as a gap.
 
     Args:
         endpoint: PUB endpoint of the engine, or after ``@`` the address that the engine connects to.
@@ -46,7 +53,8 @@ class KvSubscriber:
         rank: written into each `KvBatch`.
         hwm: messages kept while this process is busy; more are lost and show as a gap.
         secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
-        refused: called at the first handshake that fails: no message arrives until the engine comes back otherwise.
+        lost: called with the reason where what was sent before is of no use any more, and with what the engine has
+            sent since: at the first handshake that fails, and where another process publishes.
         cleared: what this kind of engine clears at once; None for all.
     """
 
@@ -58,7 +66,7 @@ class KvSubscriber:
         rank: int = 0,
         hwm: int = 100_000,
         secret: ClusterSecret | None = None,
-        refused: Callable[[], None] | None = None,
+        lost: Callable[[str, Sequence[KvBatch]], None] | None = None,
         cleared: Tier | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -67,10 +75,16 @@ class KvSubscriber:
         self.malformed = 0
         self.foreign = 0
         """Messages of another topic that begins like ours."""
-        self.handshakes = Handshakes(self._say_refused)
+        self.handshakes = Handshakes(self._say_refused, self._disconnected, self._connected)
         """A failed one shows that the engine has another secret, or another mechanism than it reported."""
         self._secret = secret
-        self._refused = refused
+        self._lost = lost
+        self._sent: dict[int, int] = {}
+        """Digests of the last batches, by their numbers: which process sent them."""
+        self._doubted: tuple[int, int] | None = None
+        """Number and digest of a batch that came before the connection ended, until the next one is known."""
+        self.checks = BackgroundTasks()
+        """Questions who publishes, after a connection ended."""
         self._topic = topic.encode()
         self._rank = rank
         self._hwm = hwm
@@ -125,6 +139,8 @@ class KvSubscriber:
 
     def close(self) -> None:
         """Close the sockets of all iterators and replays."""
+        for task in self.checks:
+            task.cancel()
         for socket in tuple(self._sockets):
             self._release(socket)
 
@@ -143,8 +159,30 @@ class KvSubscriber:
 
     def _say_refused(self, endpoint: str) -> None:
         log.warning("KV events at %s can't be heard: the engine has another cluster secret, or none", endpoint)
-        if self._refused is not None:
-            self._refused()
+        if self._lost is not None:
+            self._lost("it has another cluster secret", ())
+
+    def _disconnected(self) -> None:
+        if self._doubted is None and self._sent:
+            self._doubted = next(iter(self._sent.items()))
+
+    def _connected(self) -> None:
+        if self._doubted is not None and self._lost is not None:
+            self.checks.spawn(self._check_process(*self._doubted), f"who publishes at {self.endpoint}")
+
+    async def _check_process(self, number: int, digest: int) -> None:
+        """Ask for a batch of before; where another process answers, or nobody can tell, what it sent is of no use."""
+        for _ in range(CHECKS):
+            self._doubted, self._sent = None, {}
+            answer = await self.replay(number)
+            if self._sent.get(number) == digest:
+                return
+            if answer is not None or self.replay_endpoint is None:
+                break
+        past = await self.replay(0)
+        log.warning("another process publishes KV events at %s now: what was cached before is gone", self.endpoint)
+        if self._lost is not None:
+            self._lost("another process publishes at its address now", past or ())
 
     async def _answer(self, socket: zmq.asyncio.Socket) -> list[KvBatch] | None:
         out: list[KvBatch] = []
@@ -173,7 +211,11 @@ class KvSubscriber:
         except WireError as error:
             self._reject(error.message)
             return None
-        return KvBatch(int.from_bytes(frames[-2], "big"), self._rank, decoded.events)
+        number = int.from_bytes(frames[-2], "big")
+        self._sent[number] = xxhash.xxh3_64_intdigest(frames[-1])
+        if len(self._sent) > SENT_KEPT:
+            del self._sent[next(iter(self._sent))]
+        return KvBatch(number, self._rank, decoded.events)
 
     def _reject(self, why: str) -> None:
         self.malformed += 1
