@@ -47,10 +47,10 @@ class Tiered(VllmServer):
 
 
 @contextmanager
-def tiered(venv: Path, checkpoint: Path, log: Path, connector: dict[str, Any]) -> Iterator[Tiered]:
-    """Run a server while the block runs."""
+def tiered(venv: Path, checkpoint: Path, log: Path, connector: dict[str, Any], *more: str) -> Iterator[Tiered]:
+    """Run a server while the block runs. ``more``: further flags."""
     flags = ["--num-gpu-blocks-override", "80", "--prefix-caching-hash-algo", "sha256_cbor"]
-    flags += ["--kv-transfer-config", json.dumps(connector), "--kv-events-config", events_config("kv@tiered")]
+    flags += ["--kv-transfer-config", json.dumps(connector), "--kv-events-config", events_config("kv@tiered"), *more]
     server = Tiered(venv, checkpoint, free_port(), log, flags=flags)
     try:
         server.wait_ready()
