@@ -4,6 +4,7 @@ A name may stand for other weights later (``load_inplace``, or a file that was r
 and what the tiers keep outlives that. So each request's context is given the identity of its adapter.
 """
 
+from functools import wraps
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading_scheduler
@@ -45,6 +46,7 @@ def watch_adapters() -> None:
             context.set_state(_Adapter(identity))
         return context
 
+    @wraps(add)  # vLLM decodes a call by the types of the method's parameters
     def add_lora(core: Any, lora_request: Any) -> Any:
         _adapters.loading(lora_request.lora_int_id, lora_request.lora_path)
         return add(core, lora_request)
