@@ -28,6 +28,7 @@ from penstock.cli.doctor_checks.cache_probe import MetricsReader, engine_metrics
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.doctor_checks.kv_tier_checks import check_tiers
+from penstock.cli.doctor_checks.open_ports import check_open_ports
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.config.checks import file_problems
 from penstock.config.reading.load import load
@@ -79,7 +80,8 @@ def examine(
         findings += check_discovery(settings)
     if status is not None:
         metrics = metrics_reader(settings)
-        of_cluster += [*check_status(status), *check_caches(client, url, status, probing, metrics)]
+        of_cluster += [*check_status(status), *check_open_ports(status)]
+        of_cluster += [*check_caches(client, url, status, probing, metrics)]
     return [*findings, *of_cluster]
 
 
