@@ -115,9 +115,10 @@ async def test_a_newer_sglang_tells_the_same_elsewhere() -> None:
     assert (card.engine, card.block_size) == ("sglang", 16)
 
 
-async def test_ranks_of_sglang_have_ports_in_a_row() -> None:
+@pytest.mark.parametrize("attention", [True, False])
+async def test_ranks_of_sglang_have_ports_in_a_row(attention: bool) -> None:
     events = json.dumps({"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"})
-    card = await seen(sglang(dp_size=2, enable_dp_attention=True, kv_events_config=events))
+    card = await seen(sglang(dp_size=2, enable_dp_attention=attention, kv_events_config=events))
     assert card.ranks == 2
     assert card.events == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     assert card.replay == ("tcp://127.0.0.1:6557", "tcp://127.0.0.1:6558")

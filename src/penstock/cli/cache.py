@@ -97,7 +97,6 @@ def ls(path: Path | None, worker: str | None, tier: str | None, limit: int, as_j
 @click.option("--tokenizer", help="Folder or tokenizer.json of the model, for --prompt.")
 @click.option("--hash-seed", default="0", show_default=True, help="The engine's PYTHONHASHSEED, for --prompt.")
 @click.option("--tenant", default="", help="Tenant whose blocks they are.")
-@click.option("--lora", default="", help="LoRA adapter of the blocks.")
 @click.option("--for", "seconds", type=SECONDS, required=True, help="How long, such as 1h; 0 unpins.")
 def pin(
     path: Path | None,
@@ -107,7 +106,6 @@ def pin(
     tokenizer: str | None,
     hash_seed: str,
     tenant: str,
-    lora: str,
     seconds: float,
 ) -> int:
     """Keep blocks, by their KEYS or those of a prompt, for a while: they are not evicted."""
@@ -123,7 +121,7 @@ def pin(
         from penstock.runtime.kv_tiers.vllm_block_hashes import prompt_hashes
 
         hashes = prompt_hashes(prompt.read_text(), tokenizer, client.ask(AskStat(), CacheStat), hash_seed)
-    ask = PinBlocks(keys=list(keys), hashes=hashes, lora=lora, tenant=tenant, seconds=seconds)
+    ask = PinBlocks(keys=list(keys), hashes=hashes, tenant=tenant, seconds=seconds)
     count = client.ask(ask, BlocksCounted).blocks
     wanted = len(keys) + len(hashes)
     done = f"pinned for {seconds_text(seconds)}" if seconds else "no longer pinned"

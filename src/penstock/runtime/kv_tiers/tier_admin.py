@@ -165,9 +165,10 @@ class TierAdmin:
         node = self._node
         keys = [self._key(text) for text in ask.keys]
         assert node.hello is not None
-        if ask.hashes:
-            identity = identity_of(node.hello, RequestHints(lora=ask.lora, tenant=ask.tenant))
-            keys += engine_keys(ask.hashes, node.hello.hash_algorithm, identity)
+        hellos = [link.hello for link in node.links.values()] or [node.hello]
+        for hello in {each.weights: each for each in hellos}.values() if ask.hashes else ():
+            identity = identity_of(hello, RequestHints(tenant=ask.tenant))
+            keys += engine_keys(ask.hashes, hello.hash_algorithm, identity)
         present = [key for key in keys if key in node.contents.blocks]
         until = nanos(ask.seconds)
         if present:

@@ -31,7 +31,6 @@ class PinBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="pin?", tag_field
 
     keys: list[str] = []
     hashes: list[bytes] = []
-    lora: str = ""
     tenant: str = ""
     seconds: float
 

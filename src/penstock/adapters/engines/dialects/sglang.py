@@ -49,7 +49,7 @@ def event_card(info: Mapping[str, Any], url: str) -> CardFields:
             return {}
     if not isinstance(config, dict) or config.get("publisher") != "zmq":
         return {}
-    ranks = (whole(info.get("dp_size")) or 1) if info.get("enable_dp_attention") else 1
+    ranks = whole(info.get("dp_size")) or 1  # with DP attention or without: each has a cache of its own
     endpoint = config.get("endpoint") or "tcp://*:5557"
     reported: CardFields = {
         "ranks": ranks,
