@@ -1,4 +1,4 @@
-"""The doctor's look at ports: which ones of this machine's engines do other machines reach?
+"""The doctor's look at ports: tries those of this machine's engines by an address that other machines have for it.
 
 A stock engine trusts whoever reaches it: its HTTP, its KV events, its replay and NIXL's side channel ask for no name.
 """
