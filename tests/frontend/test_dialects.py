@@ -157,6 +157,11 @@ def test_what_chats_have_too_is_passed_on() -> None:
         (messages_request, {"messages": [{"role": "user", "content": [VIDEO]}]}, "messages[0].content[0].type"),
         (messages_request, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (messages_request, {"messages": ["x"]}, "messages[0]"),
+        (
+            messages_request,
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 7}]}]},
+            "messages[0].content[0].content",
+        ),
         (messages_request, {"tool_choice": {"type": "some"}, "tools": [TOOL]}, "tool_choice.type"),
         (responses_request, {"conversation": "c"}, "conversation"),
         (responses_request, {"input": None}, "input"),
@@ -259,6 +264,30 @@ def test_what_a_model_did_in_one_turn_is_one_message() -> None:
     assert [[m["role"] for m in chat["messages"] if m["role"] != "system"][:3] for chat in chats] == [
         ["user", "assistant", "tool"]
     ] * 2
+
+
+def test_all_that_a_model_did_before_a_result_is_one_message() -> None:
+    def call(id: str) -> Any:
+        return {"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"}
+
+    def thought(text: str) -> Any:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    said = {"role": "assistant", "content": "So."}
+    results = [{"type": "function_call_output", "call_id": id, "output": id} for id in "ab"]
+    items = [{"role": "user", "content": "x"}, thought("h"), call("a"), said, thought("m"), call("b"), said, *results]
+    responses = chat_of(responses_request, {"model": "m", "input": items})["messages"]
+    turns = [
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": "So."},
+                                          {"type": "tool_use", "id": id, "name": "f", "input": {}}]}
+        for id, thinking in (("a", "h"), ("b", "m"))
+    ]  # fmt: skip
+    given = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]
+    anthropic = [{"role": "user", "content": "x"}, *turns, {"role": "user", "content": given}]
+    assert chat_of(messages_request, {**MESSAGE, "messages": anthropic})["messages"] == responses
+    assert [message["role"] for message in responses] == ["user", "assistant", "tool", "tool"]
+    assert (responses[1]["content"], responses[1]["reasoning_content"]) == ("So.\n\nSo.", "h\n\nm")
+    assert [made["id"] for made in responses[1]["tool_calls"]] == ["a", "b"]
 
 
 def test_a_billing_line_does_not_spoil_the_cache() -> None:
