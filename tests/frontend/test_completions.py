@@ -793,6 +793,9 @@ REFUSALS = [
     said({"error": WORDS, "error_type": "validation"}),
     said({"message": WORDS, "status_code": 400}),
     said({"detail": WORDS, "status": "400"}),
+    said({"code": 400, "msg": WORDS}),
+    said({"detail": [{"loc": ["body", "top_k"], "msg": WORDS}], "type": "RequestValidationError"}),
+    said({"choices": [{"index": 0, "delta": {}, "error": {"message": WORDS, "code": 400}, "finish_reason": "error"}]}),
     b'error: {"code":400,"message":"' + WORDS.encode() + b'"}\n\n',
     b"event: error\n" + said({"message": WORDS, "code": 400}),
 ]
@@ -801,6 +804,8 @@ FAILURES = [
     said({"error": WORDS}),
     said({"error": {"message": WORDS}}),
     said({"error": WORDS, "error_type": "generation"}),
+    said({"errors": [{"message": WORDS}]}),
+    said({"choices": [{"index": 0, "delta": {}, "error": {"message": WORDS}, "finish_reason": "stop"}]}),
     said({"object": "error", "message": WORDS, "code": 50001}),
     said({"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}], "error": {"message": WORDS}}),
     said({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
@@ -843,7 +848,13 @@ async def test_a_failure_within_a_stream_is_got_elsewhere(event: bytes, dialect:
         assert response.status == 502 and (WORDS in message or "finish reason 'error'" in message)
 
 
-@pytest.mark.parametrize("body", [{"error": {"message": WORDS, "code": 400}}, {"object": "error", "message": WORDS}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"error": {"message": WORDS, "code": 400}}, {"object": "error", "message": WORDS}),
+        {"choices": [{"message": {"content": ""}, "finish_reason": "stop", "error": {"message": WORDS, "code": 400}}]},
+    ],
+)
 async def test_an_error_in_place_of_a_whole_answer_is_no_answer(body: dict[str, Any]) -> None:
     async with stand() as s:
 
@@ -852,7 +863,7 @@ async def test_an_error_in_place_of_a_whole_answer_is_no_answer(body: dict[str, 
 
         s.engines[0].reply = failing
         response = await s.chat()
-        assert response.status == (400 if "error" in body else 502)
+        assert response.status == (502 if "object" in body else 400)
         assert WORDS in (await response.json())["error"]["message"]
 
 

@@ -21,12 +21,13 @@ from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
 from penstock.frontend.dialects.system_messages import folded
 from penstock.frontend.exchange.spoken_message import SpokenMessage
+from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import sse_error
 from penstock.frontend.prompt.context_overflow import CODE
 from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
-from penstock.kernel.errors import ClientError
+from penstock.kernel.errors import ClientError, EngineError
 from tests.frontend.scripted_answers import CALLS, USAGE, script
 from tests.frontend.stand import chunk, eventually, stand
 from tests.frontend.test_migration import cut, engines
@@ -156,6 +157,11 @@ def test_what_chats_have_too_is_passed_on() -> None:
         (messages_request, {"messages": [{"role": "user", "content": [VIDEO]}]}, "messages[0].content[0].type"),
         (messages_request, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (messages_request, {"messages": ["x"]}, "messages[0]"),
+        (
+            messages_request,
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": 7}]}]},
+            "messages[0].content[0].content",
+        ),
         (messages_request, {"tool_choice": {"type": "some"}, "tools": [TOOL]}, "tool_choice.type"),
         (responses_request, {"conversation": "c"}, "conversation"),
         (responses_request, {"input": None}, "input"),
@@ -258,6 +264,30 @@ def test_what_a_model_did_in_one_turn_is_one_message() -> None:
     assert [[m["role"] for m in chat["messages"] if m["role"] != "system"][:3] for chat in chats] == [
         ["user", "assistant", "tool"]
     ] * 2
+
+
+def test_all_that_a_model_did_before_a_result_is_one_message() -> None:
+    def call(id: str) -> Any:
+        return {"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"}
+
+    def thought(text: str) -> Any:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    said = {"role": "assistant", "content": "So."}
+    results = [{"type": "function_call_output", "call_id": id, "output": id} for id in "ab"]
+    items = [{"role": "user", "content": "x"}, thought("h"), call("a"), said, thought("m"), call("b"), said, *results]
+    responses = chat_of(responses_request, {"model": "m", "input": items})["messages"]
+    turns = [
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": "So."},
+                                          {"type": "tool_use", "id": id, "name": "f", "input": {}}]}
+        for id, thinking in (("a", "h"), ("b", "m"))
+    ]  # fmt: skip
+    given = [{"type": "tool_result", "tool_use_id": id, "content": id} for id in "ab"]
+    anthropic = [{"role": "user", "content": "x"}, *turns, {"role": "user", "content": given}]
+    assert chat_of(messages_request, {**MESSAGE, "messages": anthropic})["messages"] == responses
+    assert [message["role"] for message in responses] == ["user", "assistant", "tool", "tool"]
+    assert (responses[1]["content"], responses[1]["reasoning_content"]) == ("So.\n\nSo.", "h\n\nm")
+    assert [made["id"] for made in responses[1]["tool_calls"]] == ["a", "b"]
 
 
 def test_a_billing_line_does_not_spoil_the_cache() -> None:
@@ -523,6 +553,10 @@ FRAGMENTED: dict[str, list[dict[str, Any]]] = {
         fragment(0, name=A[1]), fragment(0, A[0], arguments=ARGUMENTS[0]), fragment(0, arguments=ARGUMENTS[1]),
         fragment(1, name=B[1]), fragment(1, B[0]), fragment(1, arguments="".join(ARGUMENTS)),
     ],
+    "each fragment with an id of its own": [
+        fragment(0, *A, arguments=ARGUMENTS[0]), fragment(0, "call_x", arguments=ARGUMENTS[1]),
+        fragment(0, *B), fragment(0, "call_y", arguments=ARGUMENTS[0]), fragment(0, "call_z", arguments=ARGUMENTS[1]),
+    ],
     "arguments as objects": [
         fragment(0, *A, arguments={"city": "Oslo"}), fragment(1, *B, arguments={"city": "Oslo"}),
     ],
@@ -611,7 +645,10 @@ THINKING = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, 
         ({"content": THINKING}, [("thinking", "hm"), ("text", "Paris")]),
         ({"content": ["Par", {"type": "text", "text": "is"}]}, [("text", "Paris")]),
         ({"content": {"type": "text", "text": "Paris"}}, [("text", "Paris")]),
+        ({"content": {"type": "text", "content": "Paris"}}, [("text", "Paris")]),
         ({"content": None, "refusal": "No."}, [("text", "No.")]),
+        ({"reasoning": {"content": "hm"}, "content": "Paris"}, [("thinking", "hm"), ("text", "Paris")]),
+        ({"tool_calls": [{"id": "a", "index": "0", "function": {"name": "f", "arguments": "{}"}}]}, [("call", "{}")]),
         ({"reasoning": "hm", "content": "Paris"}, [("thinking", "hm"), ("text", "Paris")]),
         ({"tool_calls": [{"id": 7, "index": None, "function": {"name": "f", "arguments": {"a": 1}}}]},
          [("call", '{"a": 1}')]),
@@ -628,10 +665,48 @@ def test_other_types_are_read(which: str, streamed: bool, said: dict[str, Any], 
     assert [(item.kind, item.text) for item in answer.items] == expected
 
 
+JUNK = (None, True, 7, -1.5, "junk", [], [[]], [None], {}, {"type": []}, {"type": "text", "text": 1}, ["stop"])
+
+
+@pytest.mark.parametrize("which", ["messages", "responses"])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_wrong_value_anywhere_in_an_answer_is_read_or_the_engines_fault(which: str, streamed: bool) -> None:
+    said = {"role": "assistant", "content": '<|start|>"x', "reasoning_content": "h", "tool_calls": CALLS}
+    choice = {"index": 0, "delta" if streamed else "message": said, "finish_reason": "stop", "stop_reason": None}
+    full, unread = {"choices": [choice], "usage": USAGE}, 0
+    for path in places(full):
+        for junk in JUNK:
+            body = copy.deepcopy(full)
+            *way, last = path
+            place: Any = body
+            for key in way:
+                place = place[key]
+            place[last] = junk
+            raw, spoken = json.dumps(body).encode(), SpokenMessage()
+            try:
+                if streamed:
+                    raw = SseTap(strip_usage=True).feed(b"data: " + raw + b"\n\n")
+                spoken.take(raw)
+                spoken.message(streamed=streamed)
+                if streamed:
+                    answer_of(which).feed(raw + b"data: [DONE]\n\n")
+                else:
+                    answer_of(which).whole(raw)
+            except EngineError:
+                unread += 1
+    assert unread > 50
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("streamed", [True, False])
-@pytest.mark.parametrize("said", [{"content": 7}, {"content": [{"type": "hologram"}]}, {"tool_calls": ["f"]}])
-async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bool, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({"content": 7}, {"content": [{"type": "hologram"}]}, {"tool_calls": ["f"]}, "Paris"),
+        {"tool_calls": [{"index": "first", "id": "a", "function": {"name": "f", "arguments": "{}"}}]},
+    ],
+)
+async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bool, said: Any) -> None:
     async with stand() as s:
 
         async def strange(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -645,12 +720,19 @@ async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bo
         s.engines[0].reply = strange
         answer = await s.http.post(path, json={**MESSAGE, "input": "x", "stream": streamed})
         assert answer.status == 200 if streamed else answer.status in (500, 502)
-        assert b"be read" in await answer.read()
+        text = await answer.read()
+        assert b"be read" in text or (said == "Paris" and b"the engine answered" in text)
         await eventually(lambda: s.records)
         assert (s.records[0].outcome, s.records[0].fault) == ("failed", "engine")
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"choices": null}', b"Internal Server Error", b""])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{", b"[]", b'{"choices": null}', b'{"choices": []}', b"Internal Server Error", b""),
+        *(b'{"choices": [{"message": null}]}', b'{"choices": [{"message": "Paris"}]}'),
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
 async def test_a_whole_answer_that_is_none_is_the_engines_fault(path: str, body: bytes) -> None:
     async with stand() as s:
@@ -663,3 +745,44 @@ async def test_a_whole_answer_that_is_none_is_the_engines_fault(path: str, body:
         assert answer.status in (500, 502)
         await eventually(lambda: s.records)
         assert (s.records[0].outcome, s.records[0].fault, s.records[0].status) == ("failed", "engine", 502)
+
+
+ODD = [
+    b'\xef\xbb\xbf{"choices": [{"index": 0, "SAID": {"content": "Hm"}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"index": 0, "SAID": {"content": "Hm"}, "logprobs": NaN, "finish_reason": "stop"}]}',
+    b'{"choices": [{"index": 0, "SAID": {"content": "Hm\\ud83d"}, "finish_reason": "stop"}]}',
+    b'{"choices": [{"index": 0, "SAID": {"content": "Hm\xff"}, "finish_reason": "stop"}]}',
+]
+"""What Python's and other writers of JSON make, and the standard has not."""
+
+
+@pytest.mark.parametrize("body", ODD)
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+async def test_json_of_other_writers_is_read(path: str, streamed: bool, body: bytes) -> None:
+    async with stand() as s:
+
+        async def odd(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            said = body.replace(b"SAID", b"delta" if streamed else b"message")
+            if streamed:
+                return web.Response(body=b"data: " + said + b"\n\n", content_type="text/event-stream")
+            return web.Response(body=said, content_type="application/json")
+
+        s.engines[0].reply = odd
+        answer = await s.http.post(path, json={**MESSAGE, "input": "x", "stream": streamed})
+        assert answer.status == 200 and b"Hm" in await answer.read()
+        assert s.records[0].outcome == "ok"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_whole_answer_that_can_not_be_read_is_got_elsewhere(path: str) -> None:
+    async with stand(2) as s:
+
+        async def strange(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"choices": [{"index": 0, "message": {"content": 7}, "finish_reason": "stop"}]})
+
+        s.engines[0].reply, s.engines[1].reply = strange, script("ok")
+        for _ in range(2):
+            answer = await s.http.post(path, json={**MESSAGE, "input": "x"})
+            assert answer.status == 200 and b'"ok"' in await answer.read()
+        assert {record.outcome for record in s.records} == {"ok"} and max(r.attempts for r in s.records) == 2

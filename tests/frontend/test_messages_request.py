@@ -100,6 +100,16 @@ def test_system_messages_are_joined_and_turns_alternate() -> None:
     assert given[2]["content"] == picture, "the messages given are not changed"
 
 
+@pytest.mark.parametrize("late, where", [("user", 4), ("first", 0), ("keep", 2)])
+def test_a_call_and_its_results_stay_together(late: Any, where: int) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    results = [{"role": "tool", "tool_call_id": id, "content": "r"} for id in "ab"]
+    system = {"role": "system", "content": "hurry"}
+    got = folded([{"role": "user", "content": "x"}, call, system, *results], late)
+    assert [index for index, message in enumerate(got) if "hurry" in str(message["content"])] == [where]
+    assert [message for message in got if message["role"] in ("assistant", "tool")] == [call, *results]
+
+
 async def test_a_system_message_for_one_turn_and_its_effort() -> None:
     note = {"role": "system", "content": "Once.", "clear_at": "next_user_message", "output_config": {"effort": "max"}}
     async with stand() as s:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.frontend.dialects.response_tools import NAME_MAX, ResponseTools
+from penstock.kernel.errors import ClientError
 from tests.frontend.scripted_answers import script
 from tests.frontend.stand import Stand, stand
 
@@ -138,14 +139,25 @@ async def test_a_call_has_its_own_name_back_and_the_conversation_the_functions(
         ),
         ({"type": "allowed_tools", "tools": [{"type": "namespace", "name": "mail"}]}, FUNCTIONS[1:4], "auto"),
         ({"type": "allowed_tools", "tools": [{"type": "function", "name": "send"}]}, ["send"], "auto"),
+        ({"type": "function", "name": "send"}, FUNCTIONS, "send"),
+        ({"type": "function", "name": "read"}, FUNCTIONS, "mail__read"),
+        ({"type": "function", "name": "mail__read"}, FUNCTIONS, "mail__read"),
+        ({"type": "allowed_tools", "tools": [{"type": "function", "name": "read"}]}, ["mail__read"], "auto"),
     ],
 )
-async def test_a_choice_names_the_function(choice: Any, names: list[str], chosen: str) -> None:
+def test_a_choice_names_the_function(choice: Any, names: list[str], chosen: str) -> None:
     tools = ResponseTools({"tools": ALL}, [])
     chat = tools.chat_fields({"tools": ALL, "tool_choice": choice})
     assert [tool["function"]["name"] for tool in chat["tools"]] == names
     made = chat["tool_choice"]
     assert (made["function"]["name"] if isinstance(made, dict) else made) == chosen
+
+
+@pytest.mark.parametrize("name, tools", [("gone", ALL), ("send", ALL[1:])])
+def test_a_choice_that_names_no_tool_or_several_is_refused(name: str, tools: list[Any]) -> None:
+    with pytest.raises(ClientError, match=name) as refused:
+        ResponseTools({"tools": tools}, []).chat_fields({"tool_choice": {"type": "function", "name": name}})
+    assert refused.value.param == "tool_choice.name"
 
 
 def test_names_are_those_that_engines_take_and_never_two_of_the_same() -> None:
@@ -192,11 +204,14 @@ HISTORY: list[Any] = [
     {"type": "tool_search_output", "id": "u", "call_id": None, "tools": [namespace("later", function("run"))]},
     {"type": "compaction", "id": "k", "encrypted_content": "gAAA"},
     {"type": "something_new", "id": "n"},
+    {"type": "agent_message", "content": [{"type": "encrypted_content", "encrypted_content": "gAAA"}]},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
     {"type": "local_shell_call", "id": "1", "call_id": "lc", "action": {"type": "exec", "command": ["ls"], "env": {}}},
     {"type": "local_shell_call_output", "id": "lc", "output": "files"},
     {"type": "shell_call", "call_id": "sc", "action": {"commands": ["ls"]}},
     {"type": "shell_call_output", "call_id": "sc", "output": [{"stdout": "files", "stderr": ""}]},
+    {"type": "function_call", "call_id": "fc", "name": "send", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "fc", "output": {"sent": True}},
     {
         "type": "apply_patch_call",
         "call_id": "pc",
@@ -212,18 +227,19 @@ async def test_items_of_tools_that_are_not_here_do_not_end_a_conversation() -> N
         s.engines[0].reply = script("ok")
         response, _ = await answered(s, input=HISTORY)
         sent = json.loads(s.engines[0].bodies[0])
-        assert [message["role"] for message in sent["messages"]] == ["user", *["assistant", "tool"] * 3]
-        assert sent["messages"][1]["content"] == "b"
+        assert [message["role"] for message in sent["messages"]] == ["user", "user", *["assistant", "tool"] * 4]
+        assert sent["messages"][2]["content"] == "b"
         calls = [call for message in sent["messages"] for call in message.get("tool_calls") or ()]
         assert [(c["id"], c["function"]["name"]) for c in calls] == [
-            *(("lc", "local_shell"), ("sc", "shell"), ("pc", "apply_patch"))
+            *(("lc", "local_shell"), ("sc", "shell"), ("fc", "send"), ("pc", "apply_patch"))
         ]
         assert all(isinstance(json.loads(c["function"]["arguments"]), dict) for c in calls)
         results = [message["content"] for message in sent["messages"] if message["role"] == "tool"]
-        assert results[0] == "files" and json.loads(results[1])[0]["stdout"] == "files" and "completed" in results[2]
+        assert results[0] == "files" and json.loads(results[1])[0]["stdout"] == "files" and "completed" in results[3]
+        assert json.loads(results[2]) == {"sent": True}
         assert [tool["function"]["name"] for tool in sent["tools"]] == [*FUNCTIONS, "later__run"]
         left_out = response["metadata"]["penstock_left_out"].split(", ")
-        kinds = {item["type"] for item in HISTORY[2:14]}
+        kinds = {"encrypted_content", *(item["type"] for item in HISTORY[2:14])}
         assert set(left_out) == {"tools.web_search", "tools.mcp", *(f"input.{kind}" for kind in kinds)}
 
 

@@ -7,7 +7,7 @@ from penstock.adapters.engines.dialects.engine_failure import EngineFailure, fai
 from penstock.adapters.engines.http.event_stream import DONE, object_in, payload_of, split_events
 from penstock.frontend.exchange.sse import cached_tokens, output_tokens, prompt_tokens
 from penstock.frontend.exchange.upstream_request import error_text
-from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.chat_speech import choices_in, speech_in
 from penstock.frontend.parsers.streamed_calls import StreamedCall, StreamedCalls
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
@@ -82,22 +82,21 @@ class ChatReader:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.counts = _counts(usage)
-        for choice in chunk.get("choices") or ():
-            if not isinstance(choice, dict):
-                raise EngineError(f"the engine's answer has a choice that can't be read: {error_text(payload)}")
+        for choice in choices_in(chunk):
             if choice.get("index") not in (None, 0, "0"):
                 continue
-            yield from self._speech(choice.get("delta") or {})
+            yield from self._speech(choice.get("delta") or {"content": choice.get("text")})
             message = choice.get("message")
             if message is not None:
                 self._calls = None  # whole calls need no putting together: each is one
                 yield from self._speech(message)
-            self.finish = choice.get("finish_reason") or self.finish
+            if isinstance(finish := choice.get("finish_reason"), str):
+                self.finish = finish or self.finish
             stop = choice.get("stop_reason")
             if isinstance(stop, str):
                 self.stop = stop
 
-    def _speech(self, message: JsonObject) -> Iterator[AnswerPiece]:
+    def _speech(self, message: object) -> Iterator[AnswerPiece]:
         speech = speech_in(message)
         if speech.thinking:
             yield AnswerPiece("thinking", speech.thinking)

@@ -90,7 +90,7 @@ class DialectAnswer(ABC):
         Raises:
             EngineError: it is none.
         """
-        for piece in self.reader.whole(body):
+        for piece in list(self.reader.whole(body)):
             self._take(piece)
         for item in self.items:
             self._identify(item)

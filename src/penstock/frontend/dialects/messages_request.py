@@ -14,6 +14,7 @@ from penstock.frontend.dialects.body_fields import (
     unserved,
 )
 from penstock.frontend.dialects.client_tools import client_tool
+from penstock.frontend.dialects.system_messages import speak
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
@@ -143,7 +144,10 @@ class _Turns:
             blocks = objects_of(needed(message, "content", list, f"{where}."), f"{where}.content")
             read = self._assistant if role == "assistant" else self._given
             made = read(role, blocks, f"{where}.content")
-        self.messages += made
+        if role == "assistant":
+            speak(self.messages, made[0])
+        else:
+            self.messages += made
         if message.get("clear_at") == "next_user_message":
             self._fleeting += made
 
@@ -179,12 +183,12 @@ class _Turns:
             here = f"{where}[{at}]."
             if block.get("type") == "tool_result":
                 id = needed(block, "tool_use_id", str, here)
-                inner = block.get("content")
-                if isinstance(inner, list):
-                    given = self._parts(objects_of(inner, f"{here}content"), f"{here}content")
+                text = block.get("content") or ""
+                if not isinstance(text, str):
+                    inner = objects_of(needed(block, "content", list, here), f"{here}content")
+                    given = self._parts(inner, f"{here}content")
                     parts += [part for part in given if part["type"] != "text"]  # a tool's message has only text
-                    inner = "\n".join(part["text"] for part in given if part["type"] == "text")
-                text = inner if isinstance(inner, str) else ""
+                    text = "\n".join(part["text"] for part in given if part["type"] == "text")
                 results.append({"role": "tool", "tool_call_id": id, "content": text})
             else:
                 parts += self._part(block, here)

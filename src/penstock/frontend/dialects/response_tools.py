@@ -8,6 +8,7 @@ import re
 from typing import NamedTuple
 
 from penstock.frontend.dialects.body_fields import field_of, leave_out, needed, objects_of, unserved
+from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.prompt.framework_hints import digest
 from penstock.kernel.values import JsonObject
 
@@ -113,12 +114,15 @@ class ResponseTools:
             kind = needed(choice, "type", str, "tool_choice.")
             if kind == "allowed_tools":
                 allowed = objects_of(needed(choice, "tools", list, "tool_choice."), "tool_choice.tools")
-                functions = {flat: each for flat, each in functions.items() if self._is_one_of(flat, allowed)}
+                flats = {flat for each in allowed for flat in self._meant(each)}
+                functions = {flat: each for flat, each in functions.items() if flat in flats}
                 choice = field_of(choice, "mode", str, "tool_choice.") or "auto"
             elif kind in _OWN:
-                name, space = needed(choice, "name", str, "tool_choice."), choice.get("namespace")
-                function = self.flat(name, space if isinstance(space, str) else None)
-                choice = {"type": "function", "function": {"name": function}}
+                name, meant = needed(choice, "name", str, "tool_choice."), self._meant(choice)
+                if len(meant) != 1:
+                    which = "none" if not meant else "several; give their namespace, too"
+                    raise rejected(f"tool_choice names {quoted(name)}, of which tools has {which}", "tool_choice.name")
+                choice = {"type": "function", "function": {"name": meant[0]}}
             else:
                 raise unserved(kind, "tool_choice.type", "the caller runs its own tools, which are functions")
         if not functions:
@@ -132,14 +136,14 @@ class ResponseTools:
             chat["parallel_tool_calls"] = fields["parallel_tool_calls"]
         return chat
 
-    def _is_one_of(self, flat: str, allowed: list[JsonObject]) -> bool:
-        tool = self._names[flat]
-        return any(
-            each.get("name") == tool.namespace
-            if each.get("type") == "namespace"
-            else each.get("name") == tool.name and each.get("namespace") == tool.namespace
-            for each in allowed
-        )
+    def _meant(self, choice: JsonObject) -> list[str]:
+        """Return the functions of the tools that a choice names, whether by namespace and name or by name alone."""
+        name, space = choice.get("name"), choice.get("namespace")
+        if choice.get("type") == "namespace":
+            return [flat for flat, tool in self._names.items() if tool.namespace == name]
+        exact = [flat for flat, tool in self._names.items() if (tool.name, tool.namespace) == (name, space)]
+        loose = [flat for flat, tool in self._names.items() if name in (flat, tool.name) and space is None]
+        return exact or loose
 
 
 def _grammar(format: JsonObject) -> str | None:

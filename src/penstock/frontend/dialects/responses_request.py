@@ -18,6 +18,7 @@ from penstock.frontend.dialects.body_fields import (
 from penstock.frontend.dialects.call_arguments import custom_arguments, mended
 from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.response_tools import ResponseTools
+from penstock.frontend.dialects.system_messages import speak
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 
@@ -126,14 +127,13 @@ def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: l
                 raise rejected(f"{where}role must be user, assistant, system or developer", f"{where}role")
             content = _content(item, where, left_out)
             if role == "assistant":
-                _turn(messages, "content", content)
+                speak(messages, {"content": content})
             else:
                 messages.append({"role": _ROLES[role], "content": content})
         elif kind in _CALLS:
             id = needed(item, "call_id", str, where)
             function = _call_of(item, kind, tools, where)
-            turn = _turn(messages, "tool_calls", None)
-            turn.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
+            speak(messages, {"tool_calls": [{"id": id, "type": "function", "function": function}]})
         elif kind.removesuffix("_output") in _CALLS:
             # The output of a local shell has the call's id as its own.
             id = needed(item, "id" if item.get("call_id") is None else "call_id", str, where)
@@ -142,7 +142,7 @@ def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: l
             passages = field_of(item, "content", list, where) or field_of(item, "summary", list, where) or []
             thoughts = "".join(needed(part, "text", str, where) for part in objects_of(passages, f"{where}content"))
             if thoughts:
-                messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
+                speak(messages, {"reasoning_content": thoughts})
         elif kind == "item_reference":
             raise unserved(kind, f"{where}type", "send the item itself, or go on from previous_response_id")
         elif kind != "additional_tools":
@@ -166,30 +166,19 @@ def _output_of(item: JsonObject, kind: str, where: str, left_out: list[str]) -> 
     output = item.get("output")
     if isinstance(output, str):
         return output
-    if kind.removesuffix("_output") in _NAMED_CALLS:
-        return _content({"content": output}, where, left_out)
+    if isinstance(output, list) and kind.removesuffix("_output") in _NAMED_CALLS:
+        return _content(item, where, left_out, "output")
     return msgspec.json.encode(output or item.get("status")).decode()
 
 
-def _turn(messages: list[JsonObject], name: str, value: object) -> JsonObject:
-    """Return the message of the model's present turn: the last one where it still lacks ``name``, or a new one."""
-    last = messages[-1] if messages else None
-    if last is None or last["role"] != "assistant" or (last.get(name) is not None and value is not None):
-        last = {"role": "assistant", "content": None}
-        messages.append(last)
-    if value is not None:
-        last[name] = value
-    return last
-
-
-def _content(item: JsonObject, where: str, left_out: list[str]) -> str | list[JsonObject]:
+def _content(item: JsonObject, where: str, left_out: list[str], name: str = "content") -> str | list[JsonObject]:
     """Return a message's content: text where all of it is text, else parts."""
-    content = item.get("content")
+    content = item.get(name)
     if isinstance(content, str):
         return content
     parts: list[JsonObject] = []
-    for at, block in enumerate(objects_of(needed(item, "content", list, where), f"{where}content")):
-        here = f"{where}content[{at}]."
+    for at, block in enumerate(objects_of(needed(item, name, list, where), f"{where}{name}")):
+        here = f"{where}{name}[{at}]."
         kind = needed(block, "type", str, here)
         if kind in _TEXTS:
             parts.append({"type": "text", "text": needed(block, "text", str, here)})
@@ -206,8 +195,10 @@ def _content(item: JsonObject, where: str, left_out: list[str]) -> str | list[Js
             parts.append(
                 {"type": "text", "text": f"[{named} is not shown: this model is given text, images and audio only.]"}
             )
-        else:
+        elif item.get("role") in ("user", "system", "developer"):
             raise unserved(kind, f"{here}type", "a message has text, images, files and audio")
+        else:  # no person wrote it, and a conversation that has it goes on
+            leave_out(left_out, "input", kind)
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -3,6 +3,8 @@
 Most templates take one, at the beginning, and refuse a later one; agents write them between turns.
 """
 
+from collections.abc import Iterator
+
 from penstock.config.settings.cluster_settings import LateSystem, ModelSettings
 from penstock.frontend.service import Service
 from penstock.kernel.values import JsonObject
@@ -26,7 +28,7 @@ def folded(messages: list[JsonObject], late: LateSystem) -> list[JsonObject]:
     rest: list[JsonObject] = []
     moved = False
     """Whether the last of ``rest`` is what a system message became."""
-    for message in messages:
+    for message in messages if late == "keep" else _behind_results(messages):
         role, content = message["role"], message["content"]
         late_one = role == "system" and late != "keep"
         if role == "system" and isinstance(content, str) and (not rest or late == "first"):
@@ -36,14 +38,39 @@ def folded(messages: list[JsonObject], late: LateSystem) -> list[JsonObject]:
             message = {"role": "user", "content": _MARKED.format(content) if isinstance(content, str) else content}
         # Many templates want the turns of user and model to alternate.
         if rest and rest[-1]["role"] == message["role"] == "user" and (late_one or moved):
-            rest[-1] = {**rest[-1], "content": _joined(rest[-1]["content"], message["content"])}
+            rest[-1] = {**rest[-1], "content": joined(rest[-1]["content"], message["content"])}
         else:
             rest.append(message)
         moved = late_one
     return [{"role": "system", "content": "\n\n".join(first)}, *rest] if first else rest
 
 
-def _joined(one: str | list[JsonObject], two: str | list[JsonObject]) -> str | list[JsonObject]:
+def _behind_results(messages: list[JsonObject]) -> Iterator[JsonObject]:
+    """Yield messages, those of the system between a call and its results behind these: templates want both together."""
+    held: list[JsonObject] = []
+    for message in messages:
+        if message["role"] == "system":
+            held.append(message)
+            continue
+        if message["role"] != "tool":
+            yield from held
+            held = []
+        yield message
+    yield from held
+
+
+def speak(messages: list[JsonObject], said: JsonObject) -> None:
+    """Add what the model said to its present turn: other APIs have several items or messages for one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    turn = messages[-1]
+    for name in said.keys() - {"role"}:
+        before, value = turn.get(name), said[name]
+        turn[name] = joined(before, value) if before and value else before or value
+
+
+def joined(one: str | list[JsonObject], two: str | list[JsonObject]) -> str | list[JsonObject]:
+    """Return two contents as one, or two lists."""
     if isinstance(one, str) and isinstance(two, str):
         return f"{one}\n\n{two}"
     return [

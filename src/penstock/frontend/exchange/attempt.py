@@ -356,7 +356,7 @@ class Attempt:
             usage = usage_of(body) if call.content_type.startswith("application/json") else None
         else:
             end = end_of(body)
-            if end is None or end.error:
+            if end is None or end.failed:
                 return self._failed(failure_of(body))
             if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):
                 return self._failed(PASSED_ON)

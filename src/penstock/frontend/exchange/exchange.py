@@ -125,7 +125,7 @@ class RequestExchange:
             answer.speaker = None
         ticket.failed(
             text,
-            retryable=not spoke,
+            retryable=not (spoke and answer.caller.begun),
             worker_at_fault=lost.at_fault,
             status=lost.status,
             retry_after=lost.retry_after,

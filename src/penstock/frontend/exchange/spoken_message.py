@@ -2,7 +2,7 @@
 
 from penstock.adapters.engines.http.event_stream import chunks_of, object_in
 from penstock.frontend.exchange.transcript import TEXT_BYTES_MAX
-from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.chat_speech import choices_in, speech_in
 from penstock.frontend.parsers.streamed_calls import StreamedCalls
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
@@ -31,11 +31,11 @@ class SpokenMessage:
         if self._size > TEXT_BYTES_MAX:
             return None
         body = b"".join(self._pieces)
-        choices = [choice for chunk in chunks_of(body) for choice in chunk.get("choices") or ()] if streamed else []
         content, calls = "", StreamedCalls()
         try:
-            for said in [choice.get("delta") or {} for choice in choices] if streamed else [_unary_message(body)]:
-                speech = speech_in(said)
+            chunks = chunks_of(body) if streamed else [object_in(body) or {}]
+            for choice in (each for chunk in chunks for each in choices_in(chunk)):
+                speech = speech_in(choice.get("delta") or choice.get("message") or {})
                 content += speech.text
                 for fragment in speech.calls:
                     calls.take(fragment)
@@ -48,9 +48,3 @@ class SpokenMessage:
             for call in calls.calls
         ]
         return {"role": "assistant", "content": content or None, **({"tool_calls": made} if made else {})}
-
-
-def _unary_message(body: bytes) -> JsonObject:
-    choices = (object_in(body) or {}).get("choices") or [{}]
-    message = choices[0].get("message")
-    return message if isinstance(message, dict) else {}

@@ -170,7 +170,7 @@ class SseTap:
         """Return the failure that a chunk reports, or None; note which choices it finishes."""
         failure = None
         choices = chunk.get("choices")
-        if choices is None or chunk.get("error") or b"event:" in event:
+        if choices is None or b'"error"' in event or b"event:" in event:
             failure = failure_in(chunk, named=is_named_error(event))
         for choice in choices if isinstance(choices, list) else ():
             reason = choice.get("finish_reason") if isinstance(choice, dict) else None

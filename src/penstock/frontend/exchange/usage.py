@@ -1,22 +1,30 @@
 """Usage of a whole answer: reads its token counts and finish reasons, and nothing else."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from penstock.adapters.engines.http.event_stream import object_in
 from penstock.kernel.values import JsonObject
 
 
 class _EndedChoice(msgspec.Struct):
     finish_reason: Any = None
+    message: dict[str, msgspec.Raw] = {}
+    error: Any = None
 
 
 class AnswerEnd(msgspec.Struct):
     """What of an answer says how it ended."""
 
-    choices: list[_EndedChoice]
+    choices: Annotated[list[_EndedChoice], msgspec.Meta(min_length=1)]
     counts: Any = msgspec.field(default=None, name="usage")
     error: Any = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it reports an error in place of an answer."""
+        return bool(self.error or any(choice.error for choice in self.choices))
 
     @property
     def usage(self) -> JsonObject | None:
@@ -41,7 +49,10 @@ def end_of(body: bytes) -> AnswerEnd | None:
     try:
         return _ends.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return None
+        try:
+            return _ends.decode(msgspec.json.encode(object_in(body)))  # which reads more
+        except msgspec.DecodeError:
+            return None
 
 
 def usage_of(body: bytes) -> JsonObject | None:

@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 
 from penstock.frontend.parsers.tool_format import arguments_text
 from penstock.kernel.errors import EngineError
+from penstock.kernel.values import JsonObject
 
 _TEXTS = ("text", "output_text", "refusal")
+_WORDS = ("thinking", "text", "refusal", "content")
+"""Fields of a part that have its words."""
 
 
 class CallFragment(NamedTuple):
@@ -26,12 +29,22 @@ class ChatSpeech(NamedTuple):
     calls: tuple[CallFragment, ...] = ()
 
 
-def speech_in(message: Mapping[str, Any]) -> ChatSpeech:
+def choices_in(chunk: Mapping[str, Any]) -> list[JsonObject]:
+    """Return the choices of a chunk, or of a whole answer.
+
+    Raises:
+        EngineError: one of them can't be read.
+    """
+    return [_known(choice, dict, "a choice") for choice in _known(chunk.get("choices") or [], list, "choices")]
+
+
+def speech_in(given: object) -> ChatSpeech:
     """Return what a message or a delta says.
 
     Raises:
         EngineError: something of it can't be read, and would be lost.
     """
+    message: Mapping[str, Any] = _known(given, dict, "a message")
     thinking, text = _content(message.get("content"))
     reasoning = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     thinking = "".join(_content(reasoning)) + thinking
@@ -64,10 +77,11 @@ def _parts(content: object, *, thinks: bool) -> Iterator[tuple[bool, str]]:
             continue
         fields = _known(part, dict, "content")
         kind = fields.get("type", "text")
+        given = next((fields[name] for name in _WORDS if fields.get(name)), "")
         if kind in ("thinking", "reasoning"):
-            yield from _parts(fields.get("thinking") or fields.get("text") or [], thinks=True)
+            yield from _parts(given, thinks=True)
         elif kind in _TEXTS:
-            yield thinks, _known(fields.get("text") or fields.get("refusal") or "", str, "content")
+            yield thinks, _known(given, str, "content")
         else:
             raise EngineError(f"the engine's answer has content of type {kind!r}, which can't be read")
 
@@ -77,9 +91,11 @@ def _fragment(call: object, place: int | None) -> CallFragment:
     function = _known(fields.get("function") or fields, dict, "tool calls")
     arguments = function.get("arguments")
     index, id = fields.get("index"), fields.get("id")
+    if isinstance(index, str) and index.isdecimal():
+        index = int(index[:9])
     return CallFragment(
-        place if index is None else int(_known(index, (int, str), "tool calls")),
-        "" if id is None else str(id),
+        place if index is None else _known(index, int, "tool calls"),
+        "" if id is None else str(_known(id, (str, int), "tool calls")),
         _known(function.get("name") or "", str, "tool calls"),
         arguments_text(arguments) if isinstance(arguments, dict) else _known(arguments or "", str, "tool calls"),
     )

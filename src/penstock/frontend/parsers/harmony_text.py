@@ -22,7 +22,7 @@ class HarmonyWatch:
     __slots__ = ("_texts",)
 
     def __init__(self) -> None:
-        self._texts: dict[object, str] = {}
+        self._texts: dict[str, str] = {}
 
     def verdict(self, choices: Sequence[Any]) -> bool | None:
         """Return whether a chunk's choices begin as Harmony text does; None while they may."""
@@ -32,7 +32,8 @@ class HarmonyWatch:
             text = delta.get("content") if isinstance(delta, dict) else None
             if not isinstance(delta, dict) or not isinstance(text, str):
                 continue
-            text = self._texts[choice.get("index")] = (self._texts.get(choice.get("index"), "") + text).lstrip()
+            index = str(choice.get("index"))
+            text = self._texts[index] = (self._texts.get(index, "") + text).lstrip()
             if text.startswith(_BEGINNINGS):
                 return True
             more = choice.get("finish_reason") or any(delta[name] for name in delta if name not in ("role", "content"))

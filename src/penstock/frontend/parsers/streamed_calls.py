@@ -28,7 +28,8 @@ class StreamedCalls:
     """The calls of one choice, in the order of their beginning.
 
     A call is known by its index and its id together: engines send every call at index 0, or without an index, and
-    others leave the id out. A second id at a known index begins a call; so does another name where there are no ids.
+    others leave the id out. A second id at a known index begins a call, unless it comes with no name and more of
+    arguments that are not whole (some give each fragment an id); so does another name where there are no ids.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class StreamedCalls:
     @staticmethod
     def _begins(call: StreamedCall, fragment: CallFragment) -> bool:
         """Return whether a fragment at a call's place begins another one."""
-        if fragment.id and call.id:
+        if fragment.id and call.id and (fragment.name or call.complete or not fragment.arguments):
             return fragment.id != call.id
         if not fragment.name or not call.name:
             return False

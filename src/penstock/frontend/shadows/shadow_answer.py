@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from penstock.adapters.engines.http.event_stream import DONE, object_in, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens
 from penstock.frontend.exchange.upstream_request import error_text
-from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.chat_speech import choices_in, speech_in
 from penstock.frontend.parsers.streamed_calls import StreamedCalls
 from penstock.kernel.errors import EngineError
 
@@ -48,13 +48,12 @@ def read_answer(raw: bytes, *, streamed: bool) -> ReadAnswer:
 
 def _take(answer: ReadAnswer, part: bytes, streams: dict[int, StreamedCalls]) -> None:
     chunk = object_in(part)
-    choices = None if chunk is None else chunk.get("choices")
-    if chunk is None or not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+    if chunk is None or not isinstance(chunk.get("choices"), list):
         raise EngineError(f"no completion: {error_text(part)}")
     if chunk.get("usage"):
         answer.tokens = output_tokens(chunk["usage"])
-    for choice in choices:
-        index = choice.get("index") or 0
+    for choice in choices_in(chunk):
+        index = choice["index"] if isinstance(choice.get("index"), int) else 0
         speech = speech_in(choice.get("delta") or choice.get("message") or {"content": choice.get("text")})
         answer.texts[index] = answer.texts.get(index, "") + speech.text
         calls = streams.setdefault(index, StreamedCalls())

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from penstock.adapters.engines.http.event_stream import object_in
 
 _WORDS_MAX = 500
+_MESSAGES = ("message", "detail", "msg", "errors")
 _STATUSES = {
     **dict.fromkeys(("invalidrequest", "badrequest", "value", "contextlengthexceeded", "invalidprompt"), 400),
     **dict.fromkeys(("authentication", "unauthorized", "invalidapikey"), 401),
@@ -34,14 +35,18 @@ def failure_in(answer: Mapping[str, Any], *, named: bool = False) -> EngineFailu
     Args:
         named: it came under the name of an error, so it is one whatever it looks like.
     """
-    inner = answer.get("error")
+    inner, choices = answer.get("error"), answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        inner = inner or (choice.get("error") if isinstance(choice, dict) else None)
     if not inner:
-        message = next((answer[name] for name in ("message", "detail") if isinstance(answer.get(name), str)), None)
-        if not (named or answer.get("object") == "error" or (message is not None and "choices" not in answer)):
+        message = next((answer[name] for name in _MESSAGES if answer.get(name)), None)
+        if not (
+            named or answer.get("object") == "error" or (isinstance(message, (str, list)) and "choices" not in answer)
+        ):
             return None
         inner = answer if inner is None else {"message": inner}
     error: Mapping[str, Any] = inner if isinstance(inner, dict) else {"message": inner}
-    words = next((error[name] for name in ("message", "detail", "msg", "error") if error.get(name)), None)
+    words = next((error[name] for name in (*_MESSAGES, "error") if error.get(name)), None)
     code = error.get("code")
     return EngineFailure(
         str(words or error or "no message")[:_WORDS_MAX],

@@ -1,5 +1,6 @@
 """Event stream: server-sent events as the WHATWG standard frames them, whatever ends their lines."""
 
+import json
 import re
 
 import msgspec
@@ -49,11 +50,19 @@ def stray_text(event: bytes) -> bytes:
 
 
 def object_in(data: bytes) -> JsonObject | None:
-    """Return the JSON object that data is, or None where it is something else."""
+    """Return the JSON object that data is, or None where it is something else.
+
+    What other writers of JSON make and the standard has not is read, too: a byte-order mark, NaN as null, and signs for
+    bytes that are no UTF-8 and for halves of a surrogate pair.
+    """
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return None
+        try:
+            value = json.loads(data.decode("utf-8-sig", "replace"), parse_constant=lambda word: None)
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        except (RecursionError, ValueError):
+            return None
     return value if isinstance(value, dict) else None
 
 
