@@ -202,11 +202,13 @@ def on_terminal(*words, **env):
     return written.decode()
 
 
-def test_top_draws_the_status_and_ends_after_its_looks(penstock, cluster):
+def test_top_draws_the_status_and_ends_after_its_looks(penstock, cluster, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = penstock("top", "--looks", "2", "--every", "0.1", "--url", cluster.url)
     assert result.exit_code == 0
     assert "main-0" in result.output
     assert len(cluster.asked) == 2
+    assert "; 0.0 requests end per second" in " ".join(result.output.split()) and "hit; " not in result.output
 
 
 def crowded(status):
@@ -242,6 +244,12 @@ def test_status_and_top_fit_80_columns(penstock, cluster, monkeypatch, words):
         "2 processes",
     ):
         assert part in said, part
+
+
+def test_a_cordoned_worker_is_called_so_once(penstock, cluster):
+    cluster.status["workers"] = [worker("main-0", state="cordoned", why_not="is cordoned: 2 canaries brought no token")]
+    result = penstock("status", "--url", cluster.url)
+    assert "cordoned (2 canaries brought no token)" in " ".join(result.output.split())
 
 
 def test_a_wide_status_has_every_column(penstock, cluster, monkeypatch):

@@ -47,6 +47,8 @@ def test_what_changes_is_told_with_old_and_new():
 )
 def test_what_can_not_be_is_refused_with_the_way_out(overrides, said):
     assert any(said in problem for problem in problems(*overrides)), problems(*overrides)
+    name = overrides[0].partition("=")[0]
+    assert all(problem.count(f"{name}: ") <= 1 for problem in problems(*overrides)), problems(*overrides)
 
 
 def test_what_is_set_is_no_flag():

@@ -165,10 +165,10 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
         + (f", fault: {ended.fault}" if ended.fault != "none" else "")
         + (f" ({ended.reason})" if ended.reason else "")
     ]
-    cached = "an unknown number" if ended.cached is None else ended.cached
+    cached = "an unknown number" if ended.cached is None else f"{ended.cached:,}"
     isl = "an unknown number of prompt tokens" if ended.isl is None else counted(ended.isl, "prompt token")
     lines.append(
-        f"{isl}, of which {cached} came from cache ({ended.expected_cached} expected); "
+        f"{isl}, of which {cached} came from cache ({ended.expected_cached:,} expected); "
         f"{counted(ended.osl, 'output token')}"
     )
     times = [

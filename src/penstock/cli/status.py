@@ -68,14 +68,14 @@ REASONS_MAX = 5
 
 def status_screen(status: ClusterStatus, rate: float | None, note: str | None) -> str:
     """Return the status as it is watched: with how many requests end per second, and what is wrong with it."""
-    lines = status_text(status, terminal_width()).split("\n")
-    lines[1] += "" if rate is None else f"; {rate:.1f} requests end per second"
-    return "\n".join([*lines, *([] if note is None else [f"error: {note}"])])
+    width = terminal_width()
+    text = status_text(status, width, "" if rate is None else f"; {rate:.1f} requests end per second")
+    return text if note is None else f"{text}\n{wrapped(f'error: {note}', width)}"
 
 
-def status_text(status: ClusterStatus, width: int) -> str:
-    """Return the whole status as text, in lines of ``width`` columns."""
-    parts = [_head(status, width)]
+def status_text(status: ClusterStatus, width: int, pace: str = "") -> str:
+    """Return the whole status as text, in lines of ``width`` columns. ``pace``: follows the counts of requests."""
+    parts = [_head(status, width, pace)]
     parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
     rows = worker_rows(status)
     parts.append(fitted_table(WORKER_HEADINGS, rows, width, worker_spare(status), silent=("ROLE",), text="STATE"))
@@ -178,8 +178,8 @@ def name_lines(status: ClusterStatus) -> list[str]:
 
 def state_text(worker: WorkerStatus) -> str:
     """Return a worker's state, and why it takes no requests."""
-    why = worker.why_not
-    return worker.state if why in (None, "", worker.state, f"is {worker.state}") else f"{worker.state} ({why})"
+    why = (worker.why_not or "").removeprefix(f"is {worker.state}").removeprefix(": ")
+    return worker.state if why in ("", worker.state) else f"{worker.state} ({why})"
 
 
 def adapter_line(adapter: WantedAdapter) -> str:
@@ -291,8 +291,9 @@ def finding_line(finding: StatusFinding) -> str:
     return f"  {finding.level}: {finding.text}" + (f" ({finding.hint})" if finding.hint else "")
 
 
-def _head(status: ClusterStatus, width: int) -> str:
+def _head(status: ClusterStatus, width: int, pace: str) -> str:
     lines = [*head_lines(status), f"Run folder: {_near(status.run)}"]
+    lines[1] += pace
     lines += [handoff_line(model, model.handoffs) for model in status.models if model.handoffs]
     if len(status.frontends) > 1:
         lines.append(f"Frontends: {len(status.frontends)}; the counts are of all of them")

@@ -170,6 +170,12 @@ def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
 
 
 CALL = ("search", {"query": "x"})
+EXAMPLE = (
+    "<tool_call>\n<function=search>\n<parameter=query>\na\n</parameter>\n<parameter=tags>\n[]\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+NESTED = "<function=search>\n<parameter=query>\n" + EXAMPLE + "{end}"
+"""A call whose value is a call of the same function, as where a model writes about its own format."""
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,15 @@ CALL = ("search", {"query": "x"})
         ("qwen3_coder", "<function=get_weather>\n<parameter=city>\nOslo\n</function>",
          [("get_weather", {"city": "Oslo"})]),
         ("qwen3_coder", "<function=get_weather><parameter=city>Oslo<parameter=days>2</parameter></function>", []),
+        ("qwen3_coder", NESTED.format(end="\n</parameter>\n</function>"), [("search", {"query": EXAMPLE})]),
+        ("qwen3_coder", NESTED.format(end=" and more"), []),
+        ("qwen3_coder", NESTED.format(end=""), []),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=city>\nOslo\n<parameter=days>\nx</parameter>y\n</parameter>"
+         "\n</function>", []),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n</parameter>\n</tool_call>",
+         [("get_weather", {"days": 2})]),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=days>\n2\n</parameter>\n", []),
+        ("pythonic", "[search(query='x', query='y')]", []),
         ("hermes", '<tool_call>{"name": "search"}</tool_call>', [("search", {})]),
         ("hermes", '<tool_call>{"name": "search", "arguments": null}</tool_call>', [("search", {})]),
         ("deepseek_v3", DS + 'function<｜tool▁sep｜>search\n```jsonc\n{"query": "x"}\n```<｜tool▁call▁end｜>', [CALL]),
@@ -204,6 +219,22 @@ def test_a_call_in_reasoning_without_an_end_is_a_call_and_one_before_the_end_is_
         assert (content, reasoning, len(made)) == ("", "hm ", 1)
     text = f"<think>hm {call}</think>Yes"
     assert by_kind(cut(parser_of("hermes", "think"), list(text))) == ("Yes", "hm " + call, [])
+
+
+def test_what_stands_beside_a_call_in_reasoning_without_an_end_is_reasoning() -> None:
+    text = 'Use <tool_call> then\n<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call> so'
+    for pieces in ([text], list(text)):
+        content, reasoning, made = by_kind(cut(parser_of("hermes", "qwen3"), pieces))
+        assert (content, reasoning, len(made)) == ("", "Use <tool_call> then\n so", 1)
+
+
+def test_the_end_mark_of_a_call_is_not_shown_where_text_follows_it() -> None:
+    for answer in ANSWERS:
+        if answer.calls and answer.text.endswith(("</tool_call>", "<｜tool▁calls▁end｜>")):
+            content, _, calls = by_kind(cut(parser_of(answer.parser), list(answer.text + " Done.")))
+            assert (content.split(), len(calls)) == ((answer.content + " Done.").split(), len(answer.calls)), (
+                answer.text
+            )
 
 
 def test_types_of_parameters_are_found_through_references_and_in_other_words() -> None:

@@ -32,7 +32,7 @@ class ConfigProblem:
     hint: str | None = None
 
     def __str__(self) -> str:
-        subject = f"{self.path}: " if self.path else ""
+        subject = f"{self.path}: " if self.path not in ("", self.origin.text) else ""
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.origin}: {subject}{self.message}{hint}"
 

@@ -86,8 +86,8 @@ class ChoiceParser:
             return joined(out)
         held = "" if self._reasoning is None else self._reasoning.pending
         deltas = [*self._tools.feed(held), *self._tools.finish()]
-        if held and not any(isinstance(delta, ToolCallDelta) for delta in deltas):
-            deltas = [ReasoningDelta(held)]
+        if held:  # what is not a call of it is reasoning that did not end
+            deltas = [ReasoningDelta(each.text) if isinstance(each, ContentDelta) else each for each in deltas]
         return joined([*out, *self._limited(deltas)])
 
     def _called(self, deltas: list[ParsedDelta]) -> list[ParsedDelta]:

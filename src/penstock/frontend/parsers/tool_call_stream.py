@@ -89,7 +89,7 @@ class ToolCallStream:
         if marker in self._format.wrappers:
             if marker == ";" and not self._beside:  # a mere semicolon in a sentence
                 self._say(out, marker)
-            else:
+            elif not (self.calls and self._beside and not self._padding.strip()):  # which ends the call before it
                 self._padding += marker
                 self._beside = True
             self._text = self._text[len(marker) :]
@@ -115,8 +115,9 @@ class ToolCallStream:
             self._text = self._text[read.end :]
         else:
             # Not the whole of it: behind this marker another call may begin.
-            self._say(out, self._text[:1])
-            self._text = self._text[1:]
+            cut = read.end or 1
+            self._say(out, self._text[:cut])
+            self._text = self._text[cut:]
         return True
 
     def _say(self, out: list[ParsedDelta], text: str) -> None:

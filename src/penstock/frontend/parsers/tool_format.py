@@ -16,8 +16,8 @@ class CallsRead(NamedTuple):
     """Result of reading at a marker.
 
     Args:
-        calls: none where what stands there is no call.
-        end: place behind what was read.
+        calls: none where what stands there is not a call.
+        end: place behind what was read; without calls, behind what can't be one either, or 0.
     """
 
     calls: tuple[ToolCallDelta, ...] = ()

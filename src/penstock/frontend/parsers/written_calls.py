@@ -4,7 +4,7 @@ import ast
 import math
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from penstock.frontend.parsers.parsed_deltas import ToolCallDelta
 from penstock.frontend.parsers.text_markers import BracketSpan
@@ -19,56 +19,92 @@ from penstock.frontend.parsers.tool_format import (
 
 
 class _QwenReader:
-    """``<function=name><parameter=a>value</parameter>...</function>``"""
+    """``<function=name><parameter=a>value</parameter>...</function>``
 
-    _CLOSE = "</function>"
+    A value may be text about this very format: it goes on to the end mark of its own, and no call begins in it.
+    """
+
+    # The one of the whole stands alone where a model left the function's out.
+    _CLOSE = re.compile(r"</function>|</tool_call>")
     _HEAD = re.compile(r"<function=([^>\n]+)>\s*")
-    # A value ends where what follows can only be the next parameter or the end: it may be text about this very format.
-    _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>\s*(?=<parameter=|\Z)", re.S)
-    # The same where a model left an end mark out: then the next parameter's line ends it, or the end.
-    _UNCLOSED = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>\s*|(?:\n\s*)(?=<parameter=)|\Z)", re.S)
     _OPENING = re.compile(r"<parameter=([^>\n]+)>")
+    _MARK = re.compile(r"<parameter=[^>\n]+>|</parameter>\s*")
+    # Where a model left an end mark out, the next parameter's line ends a value, or the end.
+    _UNCLOSED = re.compile(r"</parameter>\s*|\n\s*(?=<parameter=)|\Z")
     _WHOLE = re.compile(r"(?:</parameter>|<function=[^>\n]+>)\s*\Z")
     _LAST = re.compile(r"</function>\s*(?:</tool_call>\s*)?\Z")
 
     def __init__(self, marker: str, schemas: ToolSchemas) -> None:
         self._schemas = schemas
-        self._place = 0
+        self._place = self._counted = self._open = 0
+        self._unsure: tuple[int, int] | None = None
+        """The call's first end within a value that is still open: it may be part of that value."""
 
     def read(self, text: str, final: bool) -> CallsRead | None:
-        while (end := text.find(self._CLOSE, self._place)) >= 0:
-            self._place = end + len(self._CLOSE)
-            if self._WHOLE.search(text, max(0, end - 400), end):
-                return self._call(text[:end], self._place)
-        self._place = max(self._place, len(text) - len(self._CLOSE))
-        last = self._LAST.search(text) if final else None
-        if last is not None:
-            return self._call(text[: last.start()], last.start() + len(self._CLOSE))
-        return NO_CALL if final else None
+        while (close := self._CLOSE.search(text, self._place)) is not None:
+            at, self._place = close.span()
+            if not self._WHOLE.search(text, max(0, at - 400), at):
+                continue
+            self._open += len(self._OPENING.findall(text, self._counted, at))
+            self._open -= text.count("</parameter>", self._counted, at)
+            self._counted = at
+            end = self._place if close[0] == "</function>" else at
+            if self._open <= 0:
+                return self._call(text[:at], end)
+            self._unsure = self._unsure or (at, end)
+        self._place = max(self._place, len(text) - len("</tool_call>"))
+        if not final:
+            return None
+        last = self._LAST.search(text)
+        if self._unsure is None and last is not None:
+            self._unsure = last.start(), last.start() + len("</function>")
+        read = NO_CALL if self._unsure is None else self._call(text[: self._unsure[0]], self._unsure[1])
+        return read if read.calls or not read.end else CallsRead(end=len(text))
 
     def _call(self, body: str, end: int) -> CallsRead:
+        """Return the call; none, and the place behind it, where what belongs to which parameter is a guess."""
         head = self._HEAD.match(body)
         if head is None:
             return NO_CALL
         name, place = head[1].strip(), head.end()
         schema = self._schemas.get(name, {})
-        names = _object_of(schema.get("properties")).keys()
+        properties = _object_of(schema.get("properties"))
         unclosed = len(self._OPENING.findall(body)) > body.count("</parameter>")
-        arguments: dict[str, object] = {}
+        values: dict[str, str] = {}
         while place < len(body):
-            parameter = (self._UNCLOSED if unclosed else self._PARAMETER).match(body, place)
-            if parameter is None:
+            opening = self._OPENING.match(body, place)
+            stop = None if opening is None else self._value_end(body, opening.end(), unclosed)
+            if opening is None or stop is None:
                 return NO_CALL
-            key, text = parameter[1].strip(), _trimmed(parameter[2])
-            if unclosed and (key not in names or key in arguments or self._holds_more(text, names)):
-                return NO_CALL  # what belongs to which parameter is a guess
-            arguments[key] = _typed_value(text, types_of(_object_of(schema.get("properties")).get(key), schema))
-            place = parameter.end()
-        return CallsRead((ToolCallDelta(name, arguments_text(arguments)),), end)
+            key, value = opening[1].strip(), _trimmed(body[opening.end() : stop.start()])
+            if unclosed and (key not in properties or key in values or "<function=" in value):
+                return CallsRead(end=end)
+            values[key] = value
+            place = stop.end()
+        before = [value.partition("<function=")[0] for value in values.values()]
+        swallowed = {mark.strip() for value in before for mark in self._OPENING.findall(value)}
+        if not swallowed.isdisjoint(properties.keys() - (() if unclosed else values.keys())):
+            return CallsRead(end=end)
+        typed = {key: _typed_value(text, types_of(properties.get(key), schema)) for key, text in values.items()}
+        return CallsRead((ToolCallDelta(name, arguments_text(typed)),), end)
 
-    def _holds_more(self, text: str, names: Collection[str]) -> bool:
-        """Return whether a value without an end mark seems to have swallowed a parameter or a call."""
-        return "<function=" in text or any(name.strip() in names for name in self._OPENING.findall(text))
+    def _value_end(self, body: str, start: int, unclosed: bool) -> re.Match[str] | None:
+        """Return the end mark of a value: before the next parameter or the end, and with its own marks in pairs."""
+        if unclosed:
+            return self._UNCLOSED.search(body, start)
+        depth, first = 0, None
+        for mark in self._MARK.finditer(body, start):
+            if mark[0].startswith("<p"):
+                depth += 1
+                continue
+            if mark.end() == len(body) or body.startswith("<parameter=", mark.end()):
+                if depth == 0:
+                    return mark
+                first = first or mark
+            depth -= 1
+            if depth < 0 and first is not None:
+                break
+        return first
 
 
 def _trimmed(value: str) -> str:
@@ -215,8 +251,8 @@ class _PythonicReader:
             raise ValueError(f"{name} is none of the request's functions")
         arguments: dict[str, object] = {}
         for keyword in node.keywords:
-            if keyword.arg is None:
-                raise ValueError("arguments without names")
+            if keyword.arg is None or keyword.arg in arguments:
+                raise ValueError("an argument without a name, or twice")
             arguments[keyword.arg] = _literal(keyword.value)
         return ToolCallDelta(name, arguments_text(arguments))
 

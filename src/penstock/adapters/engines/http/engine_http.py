@@ -25,7 +25,7 @@ class EngineServer:
         self.silent = False
         """Whether a connection came about to which it gave no answer in time."""
         self.fault: str | None = None
-        """What is wrong with its TLS, where that is why there is no answer."""
+        """What is wrong with its name or its TLS, where that is why there is no answer."""
         # A connection has a little less time than the whole: who takes none is known from who is late with an answer.
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=0.9 * timeout)
         self._http = http
@@ -86,6 +86,9 @@ class EngineServer:
                 return answer.status, await answer.text()
         except TimeoutError as error:
             self.silent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+            return None
+        except aiohttp.ClientConnectorDNSError as error:
+            self.fault = f"the name of its host can't be resolved ({error.os_error.strerror})"
             return None
         except aiohttp.ClientSSLError as error:
             self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
