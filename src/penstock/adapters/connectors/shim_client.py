@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -20,6 +21,9 @@ log = logging.getLogger("penstock.connector")
 KEEPER = Path(__file__).with_name("shim.py")
 CONNECT_LIMIT = 10.0
 """Seconds that a shim may take to listen; it takes a hundredth of a second on an idle machine."""
+ELSEWHERE = "root cause above"
+"""What vLLM's server says of its core, whose own words scroll out of the last lines."""
+EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception): .+")
 LOST = -signal.SIGKILL
 """Status of an engine whose shim was killed, so that no process observed how it ended."""
 
@@ -199,10 +203,13 @@ def ending(status: int) -> str:
 
 
 def tail(path: Path) -> str:
-    """Return the last lines of a log, for a message."""
+    """Return the last lines of a log, for a message; before them the cause, where they say that it stands above."""
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()[-4:]
+        lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    end = " | ".join(lines) if lines else "nothing"
+    end = " | ".join(lines[-4:]) or "nothing"
+    if ELSEWHERE in end:
+        raised = (match for line in reversed(lines) if ELSEWHERE not in line and (match := EXCEPTION.search(line)))
+        end = next((f"{match.group()} [...] {end}" for match in raised), end)
     return f"the end of its log {path}: {end}"

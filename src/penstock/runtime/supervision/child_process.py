@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.connectors.shim_client import ending
+from penstock.adapters.connectors.shim_client import ending, tail
 from penstock.kernel.errors import EngineError
 
 log = logging.getLogger("penstock.children")
@@ -82,14 +82,14 @@ class ChildProcess:
             line = await asyncio.wait_for(self.process.stdout.readline(), timeout)
             report = json.loads(line)
         except TimeoutError:
-            raise EngineError(f"{self.name} was not ready within {timeout:g} s", hint=self._tail()) from None
+            raise EngineError(f"{self.name} was not ready within {timeout:g} s", hint=tail(self.log_path)) from None
         except ValueError:
             code = await self._code()
             problem = "said nothing" if code is None else ending(code)
-            raise EngineError(f"{self.name} {problem} at its start", hint=self._tail()) from None
+            raise EngineError(f"{self.name} {problem} at its start", hint=tail(self.log_path)) from None
         self._drain = asyncio.create_task(self._copy())
         if not isinstance(report, dict):
-            raise EngineError(f"{self.name} said {line!r} instead of where it listens", hint=self._tail())
+            raise EngineError(f"{self.name} said {line!r} instead of where it listens", hint=tail(self.log_path))
         return report
 
     async def wait(self) -> int:
@@ -128,11 +128,3 @@ class ChildProcess:
             return await asyncio.wait_for(self.process.wait(), 2.0)
         except TimeoutError:
             return None
-
-    def _tail(self) -> str:
-        try:
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()[-4:]
-        except OSError:
-            lines = []
-        end = " | ".join(lines) if lines else "nothing"
-        return f"the end of its log {self.log_path}: {end}"
