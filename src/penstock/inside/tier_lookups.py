@@ -1,22 +1,44 @@
 """What each request of an engine asked of the tiers, and what they answered."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 GROUP_BYTES = 4
 """At the end of vLLM's offload keys: the attention group, big-endian; before it stands the block's hash."""
 
 
+ROUNDS = 4
+"""Questions for the blocks of a window: each goes on behind a block that is missing."""
+
+
+def group_of(key: bytes) -> int:
+    """Return the attention group of a key of vLLM's."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def by_group(keys: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each attention group of some keys, with their places."""
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(group_of(key), []).append(place)
+    yield from places.items()
+
+
 class DueQuestion(NamedTuple):
-    """Keys that a request has asked for and nobody has sent yet, in order.
+    """Keys of one attention group that a request has asked for and nobody has sent yet, in order.
 
     Args:
         position: tokens of the prompt up to the end of the first key's block; None where vLLM does not say.
+        window: vLLM looks for the last blocks first, as a sliding window or a state needs them: one that is missing
+            does not rule out those before it.
+        round: how often it went on behind a block that is missing.
     """
 
     request: str
     keys: list[bytes]
     position: int | None
+    window: bool = False
+    round: int = 0
 
 
 class TierLookups:
@@ -29,7 +51,7 @@ class TierLookups:
     def __init__(self) -> None:
         self._verdicts: dict[str, dict[bytes, bool | None]] = {}
         """None: asked, not answered."""
-        self._due: dict[str, DueQuestion] = {}
+        self._due: dict[tuple[str, int], DueQuestion] = {}
         self._sent: dict[int, DueQuestion] = {}
 
     def lookup(self, request: str, key: bytes, position: int | None = None) -> bool | None:
@@ -38,7 +60,11 @@ class TierLookups:
         if key in verdicts:
             return verdicts[key]
         verdicts[key] = None
-        self._due.setdefault(request, DueQuestion(request, [], position)).keys.append(key)
+        place = request, group_of(key)
+        due = self._due.setdefault(place, DueQuestion(request, [], position))
+        if due.keys and position is not None and due.position is not None and position < due.position:
+            due = self._due[place] = due._replace(window=True)
+        due.keys.append(key)
         return None
 
     def due(self) -> list[DueQuestion]:
@@ -59,10 +85,18 @@ class TierLookups:
     def settle(self, question: DueQuestion, blocks: int) -> None:
         """Note the answer of a question, also of one that could not be sent."""
         verdicts = self._verdicts.get(question.request)
-        if verdicts is not None:
-            for place, key in enumerate(question.keys):
-                if verdicts.get(key, False) is None:
-                    verdicts[key] = place < blocks
+        if verdicts is None:
+            return
+        left = len(question.keys) - blocks - 1
+        goes_on = question.window and left > 0 and question.round < ROUNDS
+        end = blocks + 1 if goes_on else len(question.keys)
+        for place, key in enumerate(question.keys[:end]):
+            if verdicts.get(key, False) is None:
+                verdicts[key] = place < blocks
+        if goes_on:
+            rest = question._replace(keys=[], position=None, round=question.round + 1)
+            where = question.request, group_of(question.keys[0])
+            self._due.setdefault(where, rest).keys.extend(question.keys[end:])
 
     def missed(self, keys: Iterable[bytes]) -> None:
         """These could not be loaded: they are misses for every request that lives."""
@@ -73,7 +107,8 @@ class TierLookups:
 
     def end(self, request: str) -> list[bytes]:
         """Forget a request; return the keys that it asked for."""
-        self._due.pop(request, None)
+        for place in [place for place in self._due if place[0] == request]:
+            del self._due[place]
         return list(self._verdicts.pop(request, ()))
 
     @property

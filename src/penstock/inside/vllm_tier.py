@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from penstock.inside.request_hints import TierParams, tier_params
 from penstock.inside.tier_client import TierClient, TiersLost
-from penstock.inside.tier_lookups import GROUP_BYTES, TierLookups, chain_runs
+from penstock.inside.tier_lookups import GROUP_BYTES, TierLookups, by_group, chain_runs, group_of
 from penstock.inside.tier_protocol import (
     READ_BACK,
     AnswerBlocks,
@@ -39,7 +39,6 @@ from penstock.inside.tier_protocol import (
 from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.inside.weights.vllm_adapters import adapter_of, watch_adapters
 from penstock.inside.weights.weights_identity import weights_identity
-from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 
 log = logging.getLogger("vllm.penstock")
@@ -75,7 +74,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         worker: name of this engine.
         revision: of the model, where its name is one of a hub and the cache there has several.
     Raises:
-        ConfigError: the model has several attention groups, or vLLM's seam is another one.
+        ConfigError: vLLM's seam is another one.
     """
 
     def __init__(
@@ -94,14 +93,9 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._seam = TierSeam(offload_base, tiering_base, vllm.__version__)
         config = offloading_spec.config
-        if len(config.groups) != 1:
-            raise ConfigError(
-                f"{config.model.name} has {len(config.groups)} groups of attention layers; PenstockTier takes models "
-                "with one",
-                hint="hybrid models work with GuardedTier around vLLM's own tiers",
-            )
         watch_adapters()
-        self._stride = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
+        self._strides = {each.group_id: each.tokens_per_block * config.cache.blocks_per_chunk for each in config.groups}
+        """Tokens of a row, by attention group: sliding windows and states have blocks of their own in it."""
         self._flat = primary_kv_view.cast("B")
         self._client = TierClient(
             socket,
@@ -111,7 +105,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 dtype=config.model.dtype,
                 layout=row_layout(offloading_spec, self.block_size_bytes),
                 weights=weights_identity(config.model.name, revision),
-                block_tokens=self._stride,
+                block_tokens=min(self._strides.values()),
                 hash_algorithm=hash_algorithm,
                 region=offloading_spec._scheduler_mmap.mmap_path,
                 rows=len(primary_kv_view),
@@ -121,7 +115,8 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         )
         self._lookups = TierLookups()
         self._params: dict[str, TierParams] = {}
-        self._chains: dict[str, dict[int, bytes]] = {}
+        self._chains: dict[tuple[str, int], dict[int, bytes]] = {}
+        """Blocks of a request and a group, by the tokens up to their ends."""
         self._numbers = itertools.count(1)
         self._moves: dict[int, tuple[_TierMove, list[bytes]]] = {}
         self._ready: list[Any] = []
@@ -149,28 +144,29 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         """Offer blocks."""
         keys, rows, context = list(job_metadata.keys), self._seam.rows(job_metadata), job_metadata.req_context
         ends = [self._note(key, context) for key in keys]
-        chain = self._chains.get(context.req_id, {})
         move = _TierMove(job_metadata.job_id, keys, load=False)
-        for run in chain_runs(keys, ends, chain, self._stride) if self._usable else ():
-            hashes = [keys[place][:-GROUP_BYTES] for place in run.places]
-            number = next(self._numbers)
-            if self._client.store(
-                number, hashes, [rows[place] for place in run.places], 0, run.parent, self._hints(context).hints
-            ):
-                self._moves[number] = (move, [keys[place] for place in run.places])
-                move.left += 1
+        for group, members in by_group(keys) if self._usable else ():
+            chain = self._chains.get((context.req_id, group), {})
+            some = [keys[place] for place in members]
+            for run in chain_runs(some, [ends[place] for place in members], chain, self._strides[group]):
+                hashes = [some[place][:-GROUP_BYTES] for place in run.places]
+                taken, number = [rows[members[place]] for place in run.places], next(self._numbers)
+                if self._client.store(number, hashes, taken, group, run.parent, self._hints(context).hints):
+                    self._moves[number] = (move, [some[place] for place in run.places])
+                    move.left += 1
         if not move.left:
             self._end(move)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Want blocks."""
         keys, rows, context = list(job_metadata.keys), self._seam.rows(job_metadata), job_metadata.req_context
-        move, number = _TierMove(job_metadata.job_id, keys, load=True), next(self._numbers)
-        hashes = [key[:-GROUP_BYTES] for key in keys]
-        if self._client.load(number, hashes, rows, 0, self._hints(context).hints):
-            self._moves[number] = (move, keys)
-            move.left = 1
-        else:
+        move = _TierMove(job_metadata.job_id, keys, load=True)
+        for group, members in by_group(keys):
+            hashes, number = [keys[place][:-GROUP_BYTES] for place in members], next(self._numbers)
+            if self._client.load(number, hashes, [rows[place] for place in members], group, self._hints(context).hints):
+                self._moves[number] = (move, [keys[place] for place in members])
+                move.left += 1
+        if not move.left:
             self._end(move)
 
     def get_finished_jobs(self) -> Iterable[Any]:
@@ -208,9 +204,10 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         """Tell that blocks are used."""
         for key in keys:
             self._note(key, req_context)
-        if keys:
-            hashes = [key[:-GROUP_BYTES] for key in keys]
-            self._client.tell(UsedBlocks(hashes=hashes, hints=self._hints(req_context).hints))
+        listed = list(keys)
+        for group, members in by_group(listed):
+            hashes = [listed[place][:-GROUP_BYTES] for place in members]
+            self._client.tell(UsedBlocks(hashes=hashes, group=group, hints=self._hints(req_context).hints))
 
     def on_new_request(self, req_context: Any) -> Any:
         """Read the request's hints."""
@@ -221,18 +218,19 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         """Forget the request; where its hints say so, have its blocks brought up."""
         params = self._params.pop(req_context.req_id, None)
         self._lookups.end(req_context.req_id)
-        chain = self._chains.pop(req_context.req_id, {})
-        if params is not None and params.prefetch and chain:
-            hashes = [chain[end] for end in sorted(chain)]
-            self._client.tell(PrefetchBlocks(hashes=hashes, hints=params.hints, after=params.after))
+        for group in self._strides:
+            chain = self._chains.pop((req_context.req_id, group), {})
+            if params is not None and params.prefetch and chain:
+                hashes = [chain[end] for end in sorted(chain)]
+                self._client.tell(PrefetchBlocks(hashes=hashes, group=group, hints=params.hints, after=params.after))
 
     def on_schedule_end(self, context: Any) -> None:
         """Ask what the step's look-ups want to know."""
         for question in self._lookups.due():
-            hashes = [key[:-GROUP_BYTES] for key in question.keys]
-            before = max(0, (question.position or 0) - self._stride)
+            hashes, group = [key[:-GROUP_BYTES] for key in question.keys], group_of(question.keys[0])
+            before = 0 if question.window else max(0, (question.position or 0) - self._strides[group])
             hints = self._params.get(question.request, TierParams()).hints
-            number = self._client.ask(hashes, 0, before, hints)
+            number = self._client.ask(hashes, group, before, hints)
             if number is None:
                 self._lookups.settle(question, 0)
             else:
@@ -283,7 +281,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         position = getattr(context, "get_offload_key_position", None)
         end: int | None = None if position is None else position(key)
         if end is not None and context.req_id in self._params:
-            self._chains.setdefault(context.req_id, {})[end] = key[:-GROUP_BYTES]
+            self._chains.setdefault((context.req_id, group_of(key)), {})[end] = key[:-GROUP_BYTES]
         return end
 
     def _end(self, move: _TierMove) -> None:
