@@ -240,7 +240,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if groups != 1 or workers != 1:
             raise ConfigError(
                 f"PenstockConnector takes one attention group on one worker, and here are {groups} on {workers}",
-                hint="use vLLM's native tiering: PenstockTier for several workers, GuardedTier for hybrid models",
+                hint="use vLLM's native tiering with PenstockTier, which takes several workers and groups",
             )
         algorithm = config.cache_config.prefix_caching_hash_algo
         if algorithm not in CRYPTOGRAPHIC:

@@ -157,6 +157,22 @@ async def test_what_is_stored_is_right_and_what_the_router_believes_is_there(clu
     await verified(cluster, folder)
 
 
+async def test_copies_of_a_salted_prompt_are_expected_for_its_salt_alone(cluster: Served) -> None:
+    async def asked(**fields: str) -> Answer:
+        async with asking() as http:
+            answer = await ask(http, cluster.url, completion(prompts(40)[0], return_token_ids=True, **fields))
+        assert answer.status == 200, answer.error
+        return answer
+
+    first = await asked(cache_salt="one")
+    await answers(cluster, prompts(41) + prompts(42))  # OTHERS: now only our tiers have it
+    again, other, bare = await asked(cache_salt="one"), await asked(cache_salt="two"), await asked()
+    assert texts([again, other, bare]) == texts([first] * 3)
+    assert again.cached >= CACHED and again.expected == again.cached, again.headers
+    for never in (other, bare):
+        assert (never.cached, never.expected) == (0, 0)
+
+
 async def test_a_sessions_blocks_are_brought_up_before_its_next_request(cluster: Served, metrics: int) -> None:
     """Two sessions say when they come back: the blocks of the one that does are used, and the other's are wasted."""
 
