@@ -168,7 +168,7 @@ async def test_copies_of_a_salted_prompt_are_expected_for_its_salt_alone(cluster
     await answers(cluster, prompts(41) + prompts(42))  # OTHERS: now only our tiers have it
     again, other, bare = await asked(cache_salt="one"), await asked(cache_salt="two"), await asked()
     assert texts([again, other, bare]) == texts([first] * 3)
-    assert again.cached >= CACHED and again.expected == again.cached, again.headers
+    assert min(again.cached, again.expected) >= CACHED, again.headers
     for never in (other, bare):
         assert (never.cached, never.expected) == (0, 0)
 
