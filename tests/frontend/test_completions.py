@@ -256,6 +256,17 @@ async def test_break_after_first_token_is_an_error_event_and_never_a_second_answ
         assert s.records[0].outcome == "failed" and s.records[0].fault == "engine"
 
 
+async def test_a_broken_stream_leaves_its_connection_for_the_next_request() -> None:
+    async with stand() as s:
+        reader, writer = await connect(s)
+        for text, ended in (("a", b'"error"'), ("b", b"[DONE]")):  # one pooled connection, two of its users
+            s.engines[0].reply = writes(chunk({"content": text})) if text == "a" else answer_well
+            writer.write(post(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"a"}]}'))
+            answer = await read_answer(reader)
+            assert ended in answer.body and "connection" not in answer.headers
+        writer.close()
+
+
 async def test_stream_that_ends_without_its_mark_is_not_taken_as_whole() -> None:
     async with stand() as s:
 
