@@ -944,3 +944,45 @@ def writes(*pieces: bytes) -> Reply:
         return response
 
     return reply
+
+
+@pytest.mark.parametrize("path", QUIET)
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_whole_answer_to_a_stream_is_a_stream(path: str, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05 if begun else 15.0)
+    call = {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    message = {"role": "assistant", "content": "It rains.", "tool_calls": [call]}
+    async with stand() as s:
+
+        async def whole(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            if begun:
+                await waits.wait()
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            usage = {"prompt_tokens": 7, "completion_tokens": 3}
+            return web.json_response({"id": "a", "choices": [choice], "usage": usage})
+
+        waits = asyncio.Event()
+        s.engines[0].reply = whole
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        if not begun:
+            waits.set()
+        async with s.http.post(path, json={**body, "input": "a"}) as response:
+            waits.set()
+            text = await response.read()
+            assert response.content_type == "text/event-stream"
+        assert b"It rains." in text and b"Oslo" in text and b'"error":{' not in text
+        (record,) = s.records
+        assert (record.outcome, record.osl, record.attempts) == ("ok", 3, 1)
+        s.engines[0].reply = answers_with({"choices": []})
+        async with s.http.post(path, json={**body, "input": "a"}) as response:
+            text = await response.read()
+        assert b"error" in text and s.records[1].status == 502
+
+
+def answers_with(body: dict[str, Any]) -> Reply:
+    """Return an engine's behaviour: this answer, whole."""
+
+    async def reply(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(body)
+
+    return reply
