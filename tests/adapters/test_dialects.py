@@ -193,6 +193,7 @@ def test_what_vllm_says_while_it_ends_is_no_fault_of_the_request() -> None:
     assert vllm.refusal(500, '{"error":{"message":"something else"}}') == "fault"
     assert vllm.refusal(503, "") == vllm.refusal(429, "") == "busy"
     assert vllm.refusal(400, '{"error":{"message":"max_tokens"}}') == "client"
+    assert vllm.refusal(499, '{"message":"client closed request"}') == vllm.refusal(401, "") == "fault"
     assert "abort" in vllm.gave_up
     assert dialect_of("openai").refusal(500, draining) == "fault"
 

@@ -91,10 +91,8 @@ class AiohttpExchange:
         await self.response.write(data)
         self._writing = False
 
-    async def end(self, *, close: bool = False) -> None:
+    async def end(self) -> None:
         assert self.response is not None
-        if close:
-            self.response.force_close()
         if not self.response.prepared and not self._waiting:
             await self.response.prepare(self._request)
         await self.drained()

@@ -256,6 +256,17 @@ async def test_break_after_first_token_is_an_error_event_and_never_a_second_answ
         assert s.records[0].outcome == "failed" and s.records[0].fault == "engine"
 
 
+async def test_a_broken_stream_leaves_its_connection_for_the_next_request() -> None:
+    async with stand() as s:
+        reader, writer = await connect(s)
+        for text, ended in (("a", b'"error"'), ("b", b"[DONE]")):  # one pooled connection, two of its users
+            s.engines[0].reply = writes(chunk({"content": text})) if text == "a" else answer_well
+            writer.write(post(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"a"}]}'))
+            answer = await read_answer(reader)
+            assert ended in answer.body and "connection" not in answer.headers
+        writer.close()
+
+
 async def test_stream_that_ends_without_its_mark_is_not_taken_as_whole() -> None:
     async with stand() as s:
 
@@ -931,5 +942,47 @@ def writes(*pieces: bytes) -> Reply:
             await response.write(piece)
         await response.write_eof()
         return response
+
+    return reply
+
+
+@pytest.mark.parametrize("path", QUIET)
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_whole_answer_to_a_stream_is_a_stream(path: str, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.exchange.client_answer.HEARTBEAT", 0.05 if begun else 15.0)
+    call = {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    message = {"role": "assistant", "content": "It rains.", "tool_calls": [call]}
+    async with stand() as s:
+
+        async def whole(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            if begun:
+                await waits.wait()
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            usage = {"prompt_tokens": 7, "completion_tokens": 3}
+            return web.json_response({"id": "a", "choices": [choice], "usage": usage})
+
+        waits = asyncio.Event()
+        s.engines[0].reply = whole
+        body = {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        if not begun:
+            waits.set()
+        async with s.http.post(path, json={**body, "input": "a"}) as response:
+            waits.set()
+            text = await response.read()
+            assert response.content_type == "text/event-stream"
+        assert b"It rains." in text and b"Oslo" in text and b'"error":{' not in text
+        (record,) = s.records
+        assert (record.outcome, record.osl, record.attempts) == ("ok", 3, 1)
+        s.engines[0].reply = answers_with({"choices": []})
+        async with s.http.post(path, json={**body, "input": "a"}) as response:
+            text = await response.read()
+        assert b"error" in text and s.records[1].status == 502
+
+
+def answers_with(body: dict[str, Any]) -> Reply:
+    """Return an engine's behaviour: this answer, whole."""
+
+    async def reply(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(body)
 
     return reply

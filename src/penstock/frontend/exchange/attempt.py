@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from penstock.adapters.engines.dialects.dialect import Refusal, overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_of
-from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineBroken, EngineCall
+from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.open_attempts import WorkerAbsence
 from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
+from penstock.frontend.exchange.sse import as_stream
 from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
 from penstock.frontend.exchange.token_timing import CHUNKS_MAX
 from penstock.frontend.exchange.transcript import Transcript
@@ -73,6 +74,7 @@ class Attempt:
         "_begun",
         "_buffered",
         "_call",
+        "_content_type",
         "_context",
         "_fetches",
         "_grown",
@@ -129,6 +131,7 @@ class Attempt:
             body = engine_body(job, self.dialect, dispatch, adapter, token_ids=ids, handed=handed, without=without)
         self._fetches = handoff is not None and handoff.protocol == "completed"
         """Whether it fetches KV that an engine holds for it: then it is not cut before its first token."""
+        self._content_type = "text/event-stream"
         self._begun: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[bool | AttemptLost] | None = None
         self._call: EngineCall = answer.context.engines.call(dispatch.card.url, path, body, headers)
@@ -206,9 +209,9 @@ class Attempt:
             if call.status >= 400:
                 return await self._refused()
             if call.streams:
-                return await self._stream()
-            if self._answer.caller.begun:
-                raise EngineBroken("the engine answered in one piece, and the client's stream has begun")
+                self._content_type = call.content_type
+                await call.relay(self._feed, self._answer.caller)
+                return await self._streamed()
             return await self._unary()
         except EngineError as error:  # the engine's, or an answer that can't be translated
             return AttemptLost(error.message, received=not isinstance(error, ConnectFailed))
@@ -249,9 +252,9 @@ class Attempt:
             return False
         return self._answer.speak(self.dispatch, transcript, self._parsing)
 
-    async def _stream(self) -> bool | AttemptLost:
+    async def _streamed(self) -> bool | AttemptLost:
+        """Judge a stream of which all is here, and end the client's."""
         answer, tap = self._answer, self.tap
-        await self._call.relay(self._feed, answer.caller)
         if self.gave_up and answer.speaker is not self.dispatch:
             return False
         if self._late:
@@ -275,7 +278,7 @@ class Attempt:
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
         if not answer.caller.begun:  # a stream of another dialect, without a byte
-            answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
+            answer.open(self._call.status, self._content_type, marks(self.dispatch, answer.job))
         if rest:
             answer.caller.write(rest)
             if answer.spoken is not None:
@@ -317,7 +320,7 @@ class Attempt:
                 if answer.job.copy_of is None:
                     self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
             if not answer.caller.begun:
-                answer.open(self._call.status, self._call.content_type, marks(self.dispatch, answer.job))
+                answer.open(self._call.status, self._content_type, marks(self.dispatch, answer.job))
         if self.transcript is not None:
             out = self.transcript.take(out)
         if answer.parsing is not None:
@@ -368,6 +371,10 @@ class Attempt:
                 body = await self._tokens.whole(body, self._context.renderer)
             except EngineError as error:
                 return self._left_route(error.message)
+        if answer.job.streamed and answer.job.parsed is not None:
+            self._tokens = None
+            self._feed(as_stream(body))
+            return await self._streamed()
         if not self._speak(self.transcript):
             return False
         body = without_places(body)

@@ -204,13 +204,14 @@ class RequestExchange:
             code = context_overflow.CODE
             reason = context_overflow.in_openai_words(reason, self.answer.resolved.max_model_len)
         if caller.begun:
-            # No end mark and no keep-alive: a client must notice that this answer is not whole.
+            # No end mark: a client must notice that this answer is not whole. Its connection stays: who has put it back
+            # into a pool loses the next request at one that closes unannounced.
             try:
                 async with asyncio.timeout(GOODBYE):
                     if self.answer.parsing is not None:
                         caller.write(self.answer.parsing.rest())
                     caller.write(sse_error(status, reason, code=code))
-                    await caller.end(close=True)
+                    await caller.end()
             except TimeoutError:
                 caller.abort()  # the client does not read, and nothing else would end that
             return

@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from penstock.adapters.engines.dialects.dialect import GAVE_UP
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dropped_by_engine, failure_in, failure_of
 from penstock.adapters.engines.http.event_stream import (
@@ -181,6 +183,18 @@ class SseTap:
                 index = choice.get("index")
                 self._finished.add(index if isinstance(index, int) else 0)
         return failure
+
+
+def as_stream(body: bytes) -> bytes:
+    """Return a whole answer as the stream that was asked for."""
+    answer = object_in(body) or {}
+    for choice in answer["choices"]:
+        message = choice["delta"] = choice.pop("message", {})
+        calls = message.get("tool_calls")
+        for index, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                call.setdefault("index", index)
+    return b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(answer)
 
 
 def cached_tokens(usage: JsonObject | None) -> int | None:

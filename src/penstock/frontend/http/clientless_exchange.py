@@ -47,7 +47,7 @@ class ClientlessExchange:
     async def drained(self) -> None:
         """Return at once: nobody reads too slowly."""
 
-    async def end(self, *, close: bool = False) -> None:
+    async def end(self) -> None:
         """Nobody waits for the end."""
 
     def abort(self) -> None:

@@ -53,8 +53,8 @@ class ExchangeCover:
     async def drained(self) -> None:
         await self._caller.drained()
 
-    async def end(self, *, close: bool = False) -> None:
-        await self._caller.end(close=close)
+    async def end(self) -> None:
+        await self._caller.end()
 
     def abort(self) -> None:
         self._caller.abort()

@@ -119,9 +119,7 @@ class Http1Exchange:
     async def drained(self) -> None:
         await self._connection.drained()
 
-    async def end(self, *, close: bool = False) -> None:
-        if close:
-            self._connection.keep_alive = False
+    async def end(self) -> None:
         if not self._over:
             self._over = True
             last = b"0\r\n\r\n" if self._chunked else b""

@@ -78,8 +78,8 @@ class HttpExchange(Protocol):
         """
         ...
 
-    async def end(self, *, close: bool = False) -> None:
-        """End the streamed answer; ``close`` ends the connection, so that a client notices that it is not whole."""
+    async def end(self) -> None:
+        """End the streamed answer."""
         ...
 
     def abort(self) -> None:

@@ -154,8 +154,8 @@ class Dialect:
             return "client"
         if status in _BUSY:
             return "busy"
-        if status == 401:
-            return "fault"  # it asks us for a key: the client's was right
+        if status in (401, 499):
+            return "fault"  # it asks us for a key, or says that we hung up: neither is the client's doing
         if status == 404 and "model" in body.lower():
             return "fault"  # requests name the model that the worker was described with: it serves another one now
         return "client" if 400 <= status < 500 else "fault"
