@@ -96,8 +96,9 @@ def test_a_namespace_has_one_live_owner(tmp_path: Path) -> None:
 
 
 def killed_and_scaled(tmp_path: Path, port: int, env: dict[str, str]) -> dict[str, int]:
-    """Run a cluster of two, scale it to three, kill its supervisor; return its workers."""
+    """Run a cluster of two, scale it to three, change a setting, kill its supervisor; return its workers."""
     first = Served(["up", "--frontend.port", str(port), *FAST], tmp_path, env=env).wait_up()
+    assert post(f"{first.url}/admin/set", {"values": {"router.cost.overlap_credit": "2"}})[0] == 200
     assert post(f"{first.url}/admin/scale", {"pools": {"main": 3}})[0] == 200
     until(lambda: len(pids(first)) == 3, 20)
     before = pids(first)
@@ -121,6 +122,8 @@ def test_engines_and_sizes_of_an_older_release_are_taken_over(tmp_path: Path) ->
     with served(tmp_path, "up", "--frontend.port", str(port), *FAST, env=env) as second:
         assert "3 of them taken over" in second.text and "not taken over" not in second.text
         assert pids(second) == before
+        until(lambda: "router.cost.overlap_credit: 1.0 -> 2.0, by an operator" in second.text, 20, lambda: second.text)
+        assert list(second.get("/admin/settings")[1]["changed"]) == ["router.cost.overlap_credit"]
 
 
 def test_what_is_not_taken_over_is_named_with_its_reason_and_sizes_stay(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.backends import open_relays, open_store
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
-from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS
+from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS, SettingSpec, decode
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.records.response_folder import drop_responses, take_over_responses
 from penstock.runtime.records.run_folder import RunFolder
@@ -180,7 +180,7 @@ class _Cluster:
         on_signals(self.stopping, self.hurry, self.rereading.ask)
         operating: list[asyncio.Task[None]] = []
         try:
-            await take_over(self.store, self.settings, str(self.folder.path))
+            await take_over(self.store, self.settings, str(self.folder.path), resumed=self.killed is not None)
             self.earlier = frozenset(await self.store.list(FRONTENDS))
             if self.killed is not None:
                 self.say(
@@ -356,9 +356,12 @@ def trusted_by(url: str, cert: str) -> tuple[str, str, str]:
     return "PENSTOCK_INSECURE", "1", "-k "
 
 
-async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
+async def take_over(store: Store, settings: ClusterSettings, run: str, *, resumed: bool) -> None:
     """Become the one supervisor of a cluster in its store; the desired state of an earlier run is deleted.
 
+    Args:
+        resumed: a killed supervisor's run goes on, with the settings that operators changed. Those of a config that was
+            read again are in the config.
     Raises:
         ConfigError: there is another supervisor, and it stays.
         StoreUnavailable: the store can't be reached.
@@ -375,8 +378,10 @@ async def take_over(store: Store, settings: ClusterSettings, run: str) -> None:
         await asyncio.sleep(0.2)  # the key of a killed supervisor goes when its ttl is over
     await store.put(SUPERVISOR, mine, ttl=ttl)
     for prefix in SPECS:
-        for key in await store.list(prefix):
-            await store.delete(key)
+        for key, raw in (await store.list(prefix)).items():
+            spec = decode(SettingSpec, raw) if resumed and prefix == SETTINGS else None
+            if spec is None or spec.by == SIGHUP:
+                await store.delete(key)
 
 
 def _wait_for_workers(url: str, wanted: Mapping[str, int], end: float) -> None:
