@@ -131,8 +131,8 @@ def test_enough_later_events_count_as_learnt() -> None:
     assert states == ["approximate", "approximate", "exact", "exact"]
 
 
-def told(world: Believed, *answers: tuple[int, int]) -> list[StreamOutcome]:
-    return [world.carry_out(world.stream.compared(believed, had, 16)) for believed, had in answers]
+def told(world: Believed, *answers: tuple[int, int], gone: int = 0) -> list[StreamOutcome]:
+    return [world.carry_out(world.stream.compared(believed, had, gone, 16)) for believed, had in answers]
 
 
 def test_answers_that_had_less_than_was_believed_have_all_learnt_anew_from_a_replay() -> None:
@@ -156,6 +156,13 @@ def test_a_replay_that_was_wrong_too_is_not_asked_for_again() -> None:
     assert last.clear and last.replay_from is None and world.stream.state == "approximate"
     world.observe(batch(1, stored(2)))
     assert world.blocks == {2} and world.stream.state == "approximate"
+
+
+def test_blocks_that_were_evicted_meanwhile_are_no_wrong_belief() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)))
+    assert not any(outcome.clear for outcome in told(world, *[(1024, 0)] * COMPARED, gone=64))
+    assert any(outcome.clear for outcome in told(world, *[(1024, 0)] * COMPARED, gone=63))
 
 
 def test_an_answer_that_computes_its_last_block_again_or_had_more_is_right() -> None:

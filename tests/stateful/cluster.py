@@ -413,7 +413,7 @@ class Engines(_Bookless):
             return []
         if event.last:
             del engine.running[key]
-            cluster.run.post(now, "router", Finished(id=event.id, attempt=event.attempt, tokens=9, cached=0))
+            cluster.run.post(now, "router", Finished(id=event.id, attempt=event.attempt, tokens=9))
         else:
             engine.running[key] = True
             cluster.let_go(cluster.fetches.pop(key, None))

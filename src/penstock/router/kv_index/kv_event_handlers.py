@@ -1,10 +1,11 @@
 """Handlers of workers' KV events: apply them to the KV index in order, and request a replay of missing ones."""
 
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import Target
+from penstock.kernel.values import KvCleared, KvRemoved, Target
 from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
-from penstock.router.kv_index.kv_event_stream import KvEventStream, StreamOutcome
+from penstock.router.kv_index.kv_event_stream import ALL, KvEventStream, StreamOutcome
 from penstock.router.model_pool import ModelPool
+from penstock.router.requests.routed_request import Believed
 from penstock.router.router_state import RouterState
 
 
@@ -31,11 +32,12 @@ def source_lost(core: RouterState, now: Nanos, event: KvSourceLost) -> None:
         _apply(core, pool, target, stream.lost(event.reason))
 
 
-def compared(core: RouterState, pool: ModelPool, target: Target, believed: int, had: int) -> None:
-    """Compare what an answer took from a target's cache with what was believed to be there."""
+def compared(core: RouterState, pool: ModelPool, target: Target, believed: Believed, had: int) -> None:
+    """Compare what an answer took from a target's cache with what was believed to be there when it was chosen."""
     stream = pool.streams.get(target)
     if stream is not None:
-        _apply(core, pool, target, stream.compared(believed, had, pool.block_size))
+        gone = stream.removed - believed.removed
+        _apply(core, pool, target, stream.compared(believed.tokens, had, gone, pool.block_size))
 
 
 def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEventStream | None, ModelPool | None]:
@@ -51,10 +53,16 @@ def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEve
 def _apply(core: RouterState, pool: ModelPool, target: Target, outcome: StreamOutcome) -> None:
     """Carry a stream's verdict into the index, in order, and ask for what is missing."""
     assert pool.exact is not None
+    stream = pool.streams[target]
     if outcome.clear:
         pool.exact.clear(target)
+        stream.removed += ALL
     for event in outcome.events:
         pool.exact.apply(target, event)
+        if isinstance(event, KvRemoved):
+            stream.removed += len(event.hashes)
+        elif isinstance(event, KvCleared):
+            stream.removed += ALL
     if outcome.replay_from is not None:
         core.replay_id += 1
         core.replays[core.replay_id] = target

@@ -32,9 +32,11 @@ _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
 that started over."""
 COMPARED = 16
-"""Answers that are judged together: a few of them may have lost blocks to others while they waited in the engine."""
+"""Answers that are judged together: a few may have come before the events of their blocks' end."""
+ALL = 1 << 40
+"""More blocks than any cache has."""
 PLAIN_STATE = (
-    *("wrong", "wrong_sets", "example", "_compared"),
+    *("wrong", "wrong_sets", "example", "removed", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run"),
@@ -81,6 +83,8 @@ class KvEventStream:
         """Sets of `COMPARED` answers in a row of which half were wrong."""
         self.example: tuple[int, int] = (0, 0)
         """Tokens that were believed cached and that the engine had, of the last wrong one."""
+        self.removed = 0
+        """Blocks that its events took out of the device's cache; far more where all were dropped."""
         self._compared = 0
         self._complete = True
         self._learnt = 0
@@ -160,10 +164,14 @@ class KvEventStream:
         self.unrecovered += 1
         return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
 
-    def compared(self, believed: int, had: int, block_size: int) -> StreamOutcome:
-        """Compare the prompt tokens that an engine was believed to have in its device's cache with those it had."""
+    def compared(self, believed: int, had: int, gone: int, block_size: int) -> StreamOutcome:
+        """Compare the prompt tokens that an engine was believed to have in its device's cache with those it had.
+
+        Args:
+            gone: blocks that its events have taken out since: those of the prompt may be among them.
+        """
         self._compared += 1
-        if had + block_size <= believed:
+        if believed - had >= (gone + 1) * block_size:
             self.wrong += 1
             self.example = (believed, had)
         if self._compared < COMPARED:

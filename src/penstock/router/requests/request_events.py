@@ -94,7 +94,7 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
     cached = event.cached if request.remote_cached is None else request.remote_cached
     if request.migrations:
         cached = None
-    if cached is not None and request.believed and request.target is not None and request.remote_cached is None:
+    if cached is not None and request.believed and request.target and request.remote_cached is None:
         compared(core, core.pools[request.event.model], request.target, request.believed, cached)
     if event.tokens is not None:
         pool, wish = core.pools[request.event.model], request.event.preferences

@@ -88,6 +88,13 @@ class Remote(msgspec.Struct):
         return Handoff(protocol=self.protocol, key=self.key)
 
 
+class Believed(msgspec.Struct, frozen=True):
+    """Tokens of a prompt that a device's cache had by its events. ``removed``: `KvEventStream.removed` of that time."""
+
+    tokens: int
+    removed: int
+
+
 class UnprovenFault(msgspec.Struct):
     """A failed attempt whose cause may be the worker or the request; the next attempt shows which (`blame`)."""
 
@@ -142,8 +149,8 @@ class RoutedRequest(msgspec.Struct):
     waited_for: str = ""
     """Why it was let wait, where its tenant's share was the reason."""
     expected_cached: int = 0
-    believed: int = 0
-    """Of those, the tokens that its worker's own events say are in its device's cache."""
+    believed: "Believed | None" = None
+    """What of them its worker's own events said was in its device's cache."""
     prefill_ahead: int = 0
     """Prefill tokens on its worker when it was placed, its own included: what its TTFT is explained by."""
     transfer_blocks: int | None = None

@@ -25,7 +25,7 @@ from penstock.router.requests.refusal_codes import (
 )
 from penstock.router.requests.request_close import close
 from penstock.router.requests.request_queue import QueuedRequest
-from penstock.router.requests.routed_request import HEDGE, STAGE, Hedge, Remote, RoutedRequest
+from penstock.router.requests.routed_request import HEDGE, STAGE, Believed, Hedge, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.router_state import RouterState
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
@@ -290,8 +290,10 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     else:
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
-        held = cost.overlap_blocks * pool.block_size if cost.index == "exact" else 0
-        request.believed = min(held, cost.overlap_tokens)
+        request.believed = None
+        if cost.index == "exact" and (stream := pool.streams.get(cost.target)) is not None:
+            tokens = min(cost.overlap_blocks * pool.block_size, cost.overlap_tokens)
+            request.believed = Believed(tokens, stream.removed)
         request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
     pool.placements[stage] += 1
     cached = cost.overlap_tokens if handoff is None else prompt.isl
