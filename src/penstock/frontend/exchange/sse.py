@@ -66,7 +66,7 @@ class SseTap:
     ) -> None:
         self._gave_up = gave_up
         self._choices = choices
-        self._finished: set[int] = set()
+        self._finished: set[str] = set()
         self._harmony: HarmonyWatch | None = None
         self.started = False
         """Whether output has passed."""
@@ -180,8 +180,7 @@ class SseTap:
                 # Not requested here: the engine failed or is being stopped, or an operator ended the request there.
                 failure = failure or dropped_by_engine(reason)
             elif reason:
-                index = choice.get("index")
-                self._finished.add(index if isinstance(index, int) else 0)
+                self._finished.add(str(choice.get("index") or 0))
         return failure
 
 
