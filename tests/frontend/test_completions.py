@@ -1010,6 +1010,28 @@ async def test_a_whole_answer_to_a_stream_is_a_stream(path: str, begun: bool, mo
         assert b"error" in text and s.records[1].status == 502
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/octet-stream"])
+async def test_a_stream_is_one_whatever_its_type_says(content_type: str) -> None:
+    async with stand() as s:
+
+        async def plain(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            stream = b": hello\n\n" + chunk({"content": "It rains."}) + FINISH + b"data: [DONE]\n\n"
+            return web.Response(body=stream, content_type=content_type)
+
+        s.engines[0].reply = plain
+        response = await s.chat(stream=True)
+        assert response.content_type == "text/event-stream" and b"It rains." in await response.read()
+        assert s.records[0].outcome == "ok"
+
+
+async def test_a_whole_text_completion_to_a_stream_is_a_stream() -> None:
+    async with stand() as s:
+        s.engines[0].reply = answers_with({"choices": [{"index": 0, "text": "It rains.", "finish_reason": "stop"}]})
+        body = {"model": "m", "prompt": "x", "stream": True}
+        events = chunks_of(await (await s.http.post("/v1/completions", json=body)).read())
+        assert [event["choices"] for event in events] == [[{"index": 0, "text": "It rains.", "finish_reason": "stop"}]]
+
+
 def answers_with(body: dict[str, Any]) -> Reply:
     """Return an engine's behaviour: this answer, whole."""
 

@@ -363,6 +363,9 @@ class Attempt:
             usage = usage_of(body) if call.content_type.startswith("application/json") else None
         else:
             end = end_of(body)
+            if end is None and answer.job.streamed and b"\ndata:" in b"\n" + body[:HOLD_MAX]:
+                self._feed(body)  # a stream under the name of another type
+                return await self._streamed()
             if end is None or end.failed:
                 return self._failed(failure_of(body))
             if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):

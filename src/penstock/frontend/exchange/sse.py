@@ -188,8 +188,9 @@ def as_stream(body: bytes) -> bytes:
     """Return a whole answer as the stream that was asked for."""
     answer = object_in(body) or {}
     for choice in answer["choices"]:
-        message = choice["delta"] = choice.pop("message", {})
-        calls = message.get("tool_calls")
+        if (message := choice.pop("message", None)) is None:
+            continue
+        choice["delta"], calls = message, message.get("tool_calls")
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict):
                 call.setdefault("index", index)
