@@ -68,6 +68,7 @@ async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
         ),
         ({"/health": "ok"}, "/v1/models answers 404"),
         ({"*": "a page"}, "does not serve 'm' any more"),
+        ({"/health": "ok", "/v1/models": {"data": 5}}, "does not serve 'm' any more; it lists []"),
     ],
 )
 async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
@@ -76,6 +77,11 @@ async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
     async with serving(routes) as url, aiohttp.ClientSession() as http:
         found = await health(http, url, 5.0, "m")
         assert not found.silent and (found.lack is None if lack is None else lack in (found.lack or ""))
+
+
+async def test_a_server_that_limits_rates_is_busy() -> None:
+    async with serving({"*": "slow down"}, 429) as url, aiohttp.ClientSession() as http:
+        assert await health(http, url, 5.0, "m") == ("/health answers 429", True)
 
 
 async def test_a_stock_vllm_is_read_in_full() -> None:

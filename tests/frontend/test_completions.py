@@ -182,6 +182,7 @@ async def test_a_prompt_at_which_every_engine_breaks_harms_nobody_else(how: str,
     [
         {"message": "The model `m` does not exist.", "type": "NotFoundError", "param": "model", "code": 404},
         {"message": "model 'm' not found, try pulling it first", "type": "api_error"},
+        {"message": "Model not found. Did you forget to load it?", "code": 400},
     ],
 )
 @pytest.mark.parametrize("streamed", [True, False])
@@ -191,7 +192,7 @@ async def test_an_engine_that_now_serves_another_model_is_not_the_clients_fault(
     async with stand(2) as s:
 
         async def other(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-            return web.json_response({"error": error}, status=404)
+            return web.json_response({"error": error}, status=400 if error.get("code") == 400 else 404)
 
         s.engines[0].reply = other
         for number in range(24):
@@ -199,7 +200,7 @@ async def test_an_engine_that_now_serves_another_model_is_not_the_clients_fault(
         assert len(s.engines[0].bodies) <= 5, "its breaker opens, until the supervisor has looked again"
         s.engines[1].reply = other
         answer = await s.chat("nobody has it", stream=streamed)
-        assert answer.status == 404 and "model" in (await answer.json())["error"]["message"]
+        assert answer.status in (404, 502) and "odel" in (await answer.json())["error"]["message"]
 
 
 async def test_engine_400_goes_to_the_client_as_it_is_and_harms_no_worker() -> None:
@@ -879,16 +880,20 @@ async def test_an_error_in_place_of_a_whole_answer_is_no_answer(body: dict[str, 
 
 
 @pytest.mark.parametrize("status", [413, 429, 503])
-async def test_an_engines_retry_after_is_passed_on(status: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [("37", "37"), (" 36.5 ", "37"), ("9" * 400, "86400"), ("nan", None), ("-3", None), ("x", None)],
+)
+async def test_an_engines_retry_after_is_passed_on(status: int, given: str, passed: str | None) -> None:
     async with stand(2) as s:
 
         async def later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-            return web.json_response({"error": {"message": "full"}}, status=status, headers={"retry-after": "37"})
+            return web.json_response({"error": {"message": "full"}}, status=status, headers={"retry-after": given})
 
         for engine in s.engines:
             engine.reply = later
         response = await s.chat()
-        assert (response.status, response.headers["retry-after"]) == (status, "37")
+        assert (response.status, response.headers.get("retry-after")) == (status, passed)
 
 
 @pytest.mark.parametrize("path", QUIET)
@@ -917,6 +922,32 @@ async def test_a_field_of_ours_that_an_engine_refuses_is_left_out_from_then_on(p
         while len(s.engines[0].bodies) == before:
             await (await s.http.post(path, json={**body, "input": "a"})).read()
         assert len(s.engines[0].bodies) == before + refused + 1, "another engine there is asked anew"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (400, "Unknown field streamOptions"),
+        (422, "body.include_usage: extra fields not permitted"),
+        (500, "generate() got an unexpected keyword argument 'stream_options'"),
+        (501, "stream options are not supported"),
+        (200, "stream_options is not supported"),
+    ],
+)
+async def test_a_refusal_of_a_field_of_ours_is_known_in_other_words(status: int, words: str) -> None:
+    async with stand() as s:
+
+        async def strict(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if "stream_options" not in body:
+                return await answer_well(request, body)
+            if status == 200:
+                return await writes(said({"error": {"message": words, "code": 400}}))(request, body)
+            return web.json_response({"error": {"message": words}}, status=status)
+
+        s.engines[0].reply = strict
+        for _ in range(2):
+            assert b"t4" in await (await s.chat(stream=True)).read()
+        assert len(s.engines[0].bodies) == 3
 
 
 async def test_a_field_of_the_clients_own_that_an_engine_refuses_is_the_clients_matter() -> None:
@@ -977,6 +1008,28 @@ async def test_a_whole_answer_to_a_stream_is_a_stream(path: str, begun: bool, mo
         async with s.http.post(path, json={**body, "input": "a"}) as response:
             text = await response.read()
         assert b"error" in text and s.records[1].status == 502
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/octet-stream"])
+async def test_a_stream_is_one_whatever_its_type_says(content_type: str) -> None:
+    async with stand() as s:
+
+        async def plain(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+            stream = b": hello\n\n" + chunk({"content": "It rains."}) + FINISH + b"data: [DONE]\n\n"
+            return web.Response(body=stream, content_type=content_type)
+
+        s.engines[0].reply = plain
+        response = await s.chat(stream=True)
+        assert response.content_type == "text/event-stream" and b"It rains." in await response.read()
+        assert s.records[0].outcome == "ok"
+
+
+async def test_a_whole_text_completion_to_a_stream_is_a_stream() -> None:
+    async with stand() as s:
+        s.engines[0].reply = answers_with({"choices": [{"index": 0, "text": "It rains.", "finish_reason": "stop"}]})
+        body = {"model": "m", "prompt": "x", "stream": True}
+        events = chunks_of(await (await s.http.post("/v1/completions", json=body)).read())
+        assert [event["choices"] for event in events] == [[{"index": 0, "text": "It rains.", "finish_reason": "stop"}]]
 
 
 def answers_with(body: dict[str, Any]) -> Reply:

@@ -15,7 +15,7 @@ from aiohttp import web
 from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.frontend.dialects import messages_request, response_reach, responses_request
-from penstock.frontend.dialects.dialect_answer import DialectAnswer
+from penstock.frontend.dialects.dialect_answer import DialectAnswer, encoded
 from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
@@ -73,12 +73,17 @@ def answer_of(which: str) -> DialectAnswer:
     return response
 
 
+def fed(answer: DialectAnswer, data: bytes) -> bytes:
+    """Return the bytes of an answer's stream for bytes of the chat's."""
+    return encoded(answer.events(data))
+
+
 @pytest.mark.parametrize("which", ["messages", "responses"])
 @pytest.mark.parametrize("size", [1, 7, 64, 300])
 def test_a_stream_cut_anywhere_gives_the_same_bytes(which: str, size: int) -> None:
     whole, cut = answer_of(which), answer_of(which)
-    expected = whole.feed(STREAM)
-    got = b"".join(cut.feed(STREAM[at : at + size]) for at in range(0, len(STREAM), size))
+    expected = fed(whole, STREAM)
+    got = b"".join(fed(cut, STREAM[at : at + size]) for at in range(0, len(STREAM), size))
     assert expected.count(b"event: ") > 10 and got == expected
     assert [(item.kind, item.id, item.name, item.text) for item in cut.items] == [
         ("thinking", "", "", "hm"),
@@ -390,15 +395,15 @@ async def test_an_ending_process_hands_its_responses_to_a_peer(monkeypatch: pyte
 )
 def test_an_error_within_a_stream_is_of_its_kind(status: int, kind: str, code: str) -> None:
     broken = chunk({"content": "a"}) + sse_error(status, "the words")
-    message = answer_of("messages").feed(broken)
+    message = fed(answer_of("messages"), broken)
     assert json.loads(message.rsplit(b"data: ", 1)[1])["error"] == {"type": kind, "message": "the words"}
-    response = answer_of("responses").feed(broken)
+    response = fed(answer_of("responses"), broken)
     assert json.loads(response.rsplit(b"data: ", 1)[1])["response"]["error"] == {"code": code, "message": "the words"}
 
 
 @pytest.mark.parametrize("which", ["messages", "responses"])
 def test_a_context_that_overflows_after_the_streams_begin_has_the_words_to_compact(which: str) -> None:
-    said = answer_of(which).feed(sse_error(400, "This model's maximum context length is 5", code=CODE))
+    said = fed(answer_of(which), sse_error(400, "This model's maximum context length is 5", code=CODE))
     assert (b"prompt is too long" if which == "messages" else CODE.encode()) in said
 
 
@@ -612,7 +617,7 @@ def test_calls_in_fragments_are_the_same_calls_whole(how: str, between: dict[str
         for item in whole["content" if which == "messages" else "output"]
     ]
     answer = answer_of(which)
-    assert calls_of(which, answer, answer.feed(stream)) == expected == [(*A, {"city": "Oslo"}), (*B, {"city": "Oslo"})]
+    assert calls_of(which, answer, fed(answer, stream)) == expected == [(*A, {"city": "Oslo"}), (*B, {"city": "Oslo"})]
     spoken = SpokenMessage()
     spoken.take(stream)
     message = spoken.message(streamed=True)
@@ -628,10 +633,10 @@ def test_calls_in_fragments_are_the_same_calls_whole(how: str, between: dict[str
 
 def test_a_call_goes_out_as_it_comes_and_the_next_one_when_it_is_whole() -> None:
     answer = answer_of("messages")
-    answer.feed(chunk({"tool_calls": [fragment(0, *A)]}))
-    assert b"city" in answer.feed(chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[0])]}))
-    assert answer.feed(chunk({"tool_calls": [fragment(1, *B)]})) == b""
-    assert b"call_b" in answer.feed(chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[1])]}))
+    fed(answer, chunk({"tool_calls": [fragment(0, *A)]}))
+    assert b"city" in fed(answer, chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[0])]}))
+    assert fed(answer, chunk({"tool_calls": [fragment(1, *B)]})) == b""
+    assert b"call_b" in fed(answer, chunk({"tool_calls": [fragment(0, arguments=ARGUMENTS[1])]}))
 
 
 THINKING = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Paris"}]
@@ -659,7 +664,7 @@ THINKING = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, 
 def test_other_types_are_read(which: str, streamed: bool, said: dict[str, Any], expected: list[Any]) -> None:
     answer = answer_of(which)
     if streamed:
-        answer.feed(chunk(said) + chunk({}, finish="stop") + b"data: [DONE]\n\n")
+        fed(answer, chunk(said) + chunk({}, finish="stop") + b"data: [DONE]\n\n")
     else:
         answer.whole(json.dumps({"choices": [{"index": None, "message": said, "finish_reason": "stop"}]}).encode())
     assert [(item.kind, item.text) for item in answer.items] == expected
@@ -689,7 +694,7 @@ def test_a_wrong_value_anywhere_in_an_answer_is_read_or_the_engines_fault(which:
                 spoken.take(raw)
                 spoken.message(streamed=streamed)
                 if streamed:
-                    answer_of(which).feed(raw + b"data: [DONE]\n\n")
+                    fed(answer_of(which), raw + b"data: [DONE]\n\n")
                 else:
                     answer_of(which).whole(raw)
             except EngineError:
@@ -714,6 +719,7 @@ async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bo
                 return web.json_response({"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]})
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
+            await response.write(chunk({"content": "So."}))
             await response.write(chunk(said) + chunk({}, finish="stop") + b"data: [DONE]\n\n")
             return response
 
@@ -722,6 +728,11 @@ async def test_what_can_not_be_read_is_the_engines_fault(path: str, streamed: bo
         assert answer.status == 200 if streamed else answer.status in (500, 502)
         text = await answer.read()
         assert b"be read" in text or (said == "Paris" and b"the engine answered" in text)
+        if streamed:
+            events = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: ")]
+            assert events[0]["type"] in ("message_start", "response.created") and b"So." in text
+            numbers = [event["sequence_number"] for event in events if "sequence_number" in event]
+            assert numbers == list(range(len(numbers)))
         await eventually(lambda: s.records)
         assert (s.records[0].outcome, s.records[0].fault) == ("failed", "engine")
 

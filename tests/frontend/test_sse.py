@@ -143,8 +143,8 @@ def test_data_of_several_lines_is_passed_on_as_one() -> None:
 
 
 def test_all_choices_have_to_finish() -> None:
-    tap = SseTap(strip_usage=True, choices=2)
-    for index in (1, 0):
+    tap = SseTap(strip_usage=True, choices=3)
+    for index in (1, "2", None):
         assert not tap.finished
         tap.feed(event({"choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": "length"}]}))
     assert tap.finished

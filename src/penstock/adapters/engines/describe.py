@@ -79,7 +79,7 @@ async def describe(
 
 
 class ServerHealth(NamedTuple):
-    """What a server lacks to be healthy, None where it is; ``silent``: it takes connections and says nothing."""
+    """What a server lacks to be healthy, None where it is; ``silent``: it takes connections, and is too busy to say."""
 
     lack: str | None
     silent: bool = False
@@ -102,9 +102,8 @@ async def health(
                 silent,
             )
         if status != 200 and (path, status) != ("/health", 404):
-            return ServerHealth(f"{path} answers {status}{refused(status, pool)}")
-    listing = await server.object("/v1/models")
-    names = [entry.get("id") for entry in listing.get("data") or () if isinstance(entry, dict)]
+            return ServerHealth(f"{path} answers {status}{refused(status, pool)}", silent=status == 429)
+    names = [entry["id"] for entry in await _models(server)]
     return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
@@ -169,15 +168,20 @@ async def _with_request(server: EngineServer, model: str) -> str:
 
 async def listed_adapters(http: aiohttp.ClientSession, url: str) -> tuple[str, ...] | None:
     """Read the names of the adapters that a server lists; None where its list can't be read."""
-    listing = await EngineServer(http, url).object("/v1/models")
-    entries = listing.get("data")
-    if not isinstance(entries, list):
+    server = EngineServer(http, url)
+    if not isinstance((await server.object("/v1/models")).get("data"), list):
         return None
-    return tuple(
-        str(entry["id"])
-        for entry in entries
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and entry.get("parent") is not None
-    )
+    return tuple(entry["id"] for entry in await _models(server) if entry.get("parent") is not None)
+
+
+async def _models(server: EngineServer) -> list[JsonObject]:
+    """Return the entries of a server's list that name a model."""
+    entries = (await server.object("/v1/models")).get("data")
+    return [
+        entry
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
 
 
 async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[JsonObject, tuple[str, ...]]:
@@ -193,12 +197,7 @@ async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[J
             raise EngineError(f"{server.url}/v1/models answers {status}{why}")
         what = "without JSON" if status == 200 else f"with status {status}"
         raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
-    entries = listing.get("data") if isinstance(listing, dict) else None
-    models = [
-        entry
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
-    ]
+    models = await _models(server)
     names = [entry["id"] for entry in models]
     if not names or (model is not None and model not in names):
         wanted = "a model" if model is None else repr(model)

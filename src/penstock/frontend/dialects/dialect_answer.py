@@ -80,10 +80,6 @@ class DialectAnswer(ABC):
         self._begun = False
         self._over = False
 
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes of the chat's stream and return those of ours."""
-        return encoded(self.events(data))
-
     def whole(self, body: bytes) -> bytes:
         """Return the body for a whole chat completion.
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from penstock.frontend.dialects.dialect_answer import DialectAnswer
+from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, encoded
 from penstock.frontend.http.error_responses import ErrorResponse
 from penstock.frontend.http.exchange_cover import ExchangeCover
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_gate import Shape
+from penstock.kernel.errors import EngineError
 
 
 class TranslatedExchange(ExchangeCover):
@@ -30,4 +31,11 @@ class TranslatedExchange(ExchangeCover):
         await self._caller.send(status, body, headers, close=close)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        self._caller.write(self._answer.feed(data), last=last)
+        made: list[Event] = []
+        try:
+            for event in self._answer.events(data):
+                made.append(event)
+        except EngineError:  # what was read before goes out: without its first event a stream's error is not understood
+            self._caller.write(encoded(made))
+            raise
+        self._caller.write(encoded(made), last=last)

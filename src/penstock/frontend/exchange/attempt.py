@@ -40,6 +40,10 @@ HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
 
 
+_UNKNOWN_FIELD = ("unexpected keyword", "not supported", "unsupported")
+"""Texts of servers that fail (5xx) at a field that they do not know."""
+
+
 class AttemptLost(NamedTuple):
     """Result of an attempt that ended without a whole answer.
 
@@ -359,6 +363,9 @@ class Attempt:
             usage = usage_of(body) if call.content_type.startswith("application/json") else None
         else:
             end = end_of(body)
+            if end is None and answer.job.streamed and b"\ndata:" in b"\n" + body[:HOLD_MAX]:
+                self._feed(body)  # a stream under the name of another type
+                return await self._streamed()
             if end is None or end.failed:
                 return self._failed(failure_of(body))
             if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):
@@ -404,7 +411,7 @@ class Attempt:
         if kind == "client" and self._tokens is not None:
             # It words a refusal of the client's own request as the client knows it.
             return self._left_route(f"the generate route answered {status}: {text}")
-        if kind == "client" and self._context.refused_fields.note(self.dispatch.card, answer.resumable.job, body):
+        if self._names_ours(kind, body.decode("utf-8", "replace")):
             return AttemptLost(f"the engine refused a field of ours: {text}", at_fault=False, usual=True)
         if kind != "client":
             return self._lost(kind, f"the engine answered {status}: {text}", status)
@@ -427,10 +434,18 @@ class Attempt:
         """The engine said within an answer of status 200 that it failed."""
         text, status = f"the engine answered: {failure.message}", failure.status
         kind = self.dialect.refusal(status or 500, text)
+        if not self.tap.started and self._names_ours(kind, text):
+            return AttemptLost(text, at_fault=False, usual=True)
         if kind != "client":
             return self._lost(kind, text, status)
         self._answer.refused(self.dispatch, text, status or 400)
         return False
+
+    def _names_ours(self, kind: Refusal, text: str) -> bool:
+        """Return whether a refusal is of a field that only we had put in, without which the worker is asked again."""
+        if kind != "client" and not any(map(text.count, _UNKNOWN_FIELD)):
+            return False
+        return bool(self._context.refused_fields.note(self.dispatch.card, self._answer.resumable.job, text))
 
     def _lost(self, kind: Refusal, text: str, status: int | None) -> AttemptLost:
         return AttemptLost(text, status, kind == "fault", kind == "leaving", retry_after=self._call.retry_after)

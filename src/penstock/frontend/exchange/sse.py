@@ -66,7 +66,7 @@ class SseTap:
     ) -> None:
         self._gave_up = gave_up
         self._choices = choices
-        self._finished: set[int] = set()
+        self._finished: set[str] = set()
         self._harmony: HarmonyWatch | None = None
         self.started = False
         """Whether output has passed."""
@@ -180,8 +180,7 @@ class SseTap:
                 # Not requested here: the engine failed or is being stopped, or an operator ended the request there.
                 failure = failure or dropped_by_engine(reason)
             elif reason:
-                index = choice.get("index")
-                self._finished.add(index if isinstance(index, int) else 0)
+                self._finished.add(str(choice.get("index") or 0))
         return failure
 
 
@@ -189,8 +188,9 @@ def as_stream(body: bytes) -> bytes:
     """Return a whole answer as the stream that was asked for."""
     answer = object_in(body) or {}
     for choice in answer["choices"]:
-        message = choice["delta"] = choice.pop("message", {})
-        calls = message.get("tool_calls")
+        if (message := choice.pop("message", None)) is None:
+            continue
+        choice["delta"], calls = message, message.get("tool_calls")
         for index, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict):
                 call.setdefault("index", index)

@@ -80,16 +80,22 @@ class RefusedFields:
         known = self._refused.get(card.id)
         return NOTHING if known is None or known[0] != card.incarnation else known[1]
 
-    def note(self, card: WorkerCard, job: UpstreamRequest, refusal: bytes) -> frozenset[str]:
+    def note(self, card: WorkerCard, job: UpstreamRequest, refusal: str) -> frozenset[str]:
         """Return the fields that a refusal of a request names and that only we had put into it; remember them."""
         own = {} if job.parsed is None else job.parsed.fields
-        named = frozenset(name for name in NEEDLESS if name not in own and name.encode() in refusal) - self.of(card)
+        words = _letters(refusal).replace("includeusage", "streamoptions")
+        named = frozenset(name for name in NEEDLESS if name not in own and _letters(name) in words) - self.of(card)
         if named:
             log.warning("worker %s refuses %s: it is asked without", card.id, " and ".join(sorted(named)))
             if len(self._refused) >= _REFUSING_MAX:
                 self._refused.clear()
             self._refused[card.id] = (card.incarnation, self.of(card) | named)
         return named
+
+
+def _letters(text: str) -> str:
+    """Return a text by which ``stream_options``, ``streamOptions`` and "stream options" are the same."""
+    return "".join(filter(str.isalpha, text.lower()))
 
 
 def engine_body(

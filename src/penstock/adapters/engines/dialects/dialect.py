@@ -23,6 +23,8 @@ CardFields = dict[str, Any]
 GAVE_UP = frozenset({"abort", "error"})
 """Finish reasons that mean a dropped request at most engines, and an end at none."""
 _BUSY = (408, 429, 503)
+_OTHER_MODEL = ("model not found", "model_not_found", "invalid model name")
+"""Texts of servers (LM Studio, LiteLLM) that answer 400 where they do not serve the model."""
 OVERFLOW_WORDS = (
     "maximum context length",
     "model's context length",
@@ -156,7 +158,9 @@ class Dialect:
             return "busy"
         if status in (401, 499):
             return "fault"  # it asks us for a key, or says that we hung up: neither is the client's doing
-        if status == 404 and "model" in body.lower():
+        if (status == 404 and "model" in body.lower()) or (
+            status == 400 and any(map(body.lower().count, _OTHER_MODEL))
+        ):
             return "fault"  # requests name the model that the worker was described with: it serves another one now
         return "client" if 400 <= status < 500 else "fault"
 

@@ -18,6 +18,8 @@ from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
 
 BUFFERED_MAX = 256 * 1024
 """Bytes of a body without a receiver, above which no more are read."""
+RETRY_AFTER_MAX = 86_400.0
+"""Most seconds of a Retry-After that are passed on: an engine that names more has written nonsense."""
 
 Wanted = Literal["head", "piece", "whole", "end"]
 
@@ -280,9 +282,11 @@ class EngineConnection(Http1Connection):
 
 def _seconds_until(retry_after: str) -> float | None:
     """Return the seconds of a Retry-After, which may be a date; None where it is neither."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after)
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+        after = float(retry_after)  # not only whole ones are sent
     except ValueError:
-        return None
+        try:
+            after = max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+        except ValueError:
+            return None
+    return min(after, RETRY_AFTER_MAX) if after >= 0 else None
