@@ -132,7 +132,7 @@ def test_serve_finds_the_tokenizer_of_a_hub_model_that_was_fetched_before(pensto
 
 def test_serve_without_the_program_or_the_folder_starts_nothing(penstock, started, checkpoint, tmp_path):
     result = penstock("serve", str(checkpoint[0]), "--engine", "vllm", "--command", str(tmp_path / "none"))
-    assert result.exit_code == 2 and "is no program that can be started" in result.output
+    assert result.exit_code == 2 and "is not a program that can be started" in result.output
     result = penstock("serve", "./nowhere", "--engine", "vllm")
     assert result.exit_code == 2 and "there is no folder ./nowhere" in result.output
     assert started == []

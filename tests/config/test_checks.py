@@ -51,7 +51,7 @@ def problems(*overrides, files=False):
         ([MODEL % "{urls: [gpu1]}"], "is no URL of a server"),
         ([MODEL % "{urls: ['http://h:1', 'http://h:2'], events: ['tcp://h:3']}"], "does not say whose it is"),
         ([MODEL % "{urls: ['http://h:1'], events: ['http://x:1=tcp://h:3']}"], "names a server that is not in urls"),
-        ([MODEL % "{urls: ['http://h:1'], stats: ['h:3']}"], "is no ZMQ endpoint"),
+        ([MODEL % "{urls: ['http://h:1'], stats: ['h:3']}"], "is not a ZMQ endpoint"),
         ([MODEL % "{urls: ['http://h:99999']}"], "is no URL"),
         ([MODEL % "{access: {api_key_file: a, api_key_env: b}}"], "api_key_env: stands beside api_key_file"),
         ([MODEL % "{access: {cert_key: a}}"], "cert_key: stands without cert"),

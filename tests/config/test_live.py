@@ -41,7 +41,7 @@ def test_what_changes_is_told_with_old_and_new():
         (["router.cost.overlap_credit=-1"], "is out of range: 0 or more"),
         (["router.cost.overlap_credit=much"], "router.cost.overlap_credit"),
         (["router.queue.wait_max=0"], "is out of range: above 0"),
-        (["router.mode"], "is no name=value"),
+        (["router.mode"], "is not name=value"),
         (["nosuch=1"], "nosuch: is not a setting ('penstock set' lists what can be changed)"),
     ],
 )

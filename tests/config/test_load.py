@@ -115,8 +115,8 @@ def test_the_error_is_a_config_error_that_lists_its_problems():
     [
         ("router: 5\n", "c.yaml:1:9: router: takes a mapping of keys, not 5"),
         ("router: [a]\n", "c.yaml:1:9: router: takes a mapping of keys, not a list of 1"),
-        ("- a\n", "c.yaml:1:1: is no mapping of settings (start with a line such as 'router:')"),
-        ("just text\n", "c.yaml:1:1: is no mapping of settings (start with a line such as 'router:')"),
+        ("- a\n", "c.yaml:1:1: is not a mapping of settings (start with a line such as 'router:')"),
+        ("just text\n", "c.yaml:1:1: is not a mapping of settings (start with a line such as 'router:')"),
         ("models: {a: 3}\n", "c.yaml:1:13: models.a: takes a mapping of keys, not 3"),
         ("router: {mode: }\n", "c.yaml:1:15: router.mode: has no value (it takes one of kv"),
         ("router: {mode: {a: 1}}\n", "c.yaml:1:16: router.mode: takes one of kv"),
@@ -139,7 +139,7 @@ def test_a_wrong_shape_is_told_at_its_place(check, text, said):
     ("text", "said"),
     [
         ("router:\n\tmode: kv\n", "c.yaml:2:1: a tab indents this line; YAML allows only spaces"),
-        ("router: {mode: kv\n", "c.yaml:2:1: is no YAML"),
+        ("router: {mode: kv\n", "c.yaml:2:1: is not valid YAML"),
         ("a: b: c\n", "quote a value that has a colon"),
         ("name: a\n---\nname: b\n", "a config is one document"),
         ("name: \x00\n", "a character that YAML does not allow: U+0000"),

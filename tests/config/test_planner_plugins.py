@@ -59,7 +59,7 @@ def broken(name: str, **options: str) -> dict[str, object]:
         (broken("OwnSpec"), "does not keep the spec"),
         (broken("fails", number="3"), "fails failed on its options: ValueError: number is 3"),
         (broken("fails", size="3"), "fails(spec, number=1) does not take them"),
-        (broken("fails", number="[3"), "options.number: '[3' is no YAML"),
+        (broken("fails", number="[3"), "options.number: '[3' is not valid YAML"),
     ],
 )
 def test_what_is_wrong_names_the_setting(

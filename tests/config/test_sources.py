@@ -89,13 +89,13 @@ def test_dashes_do_for_underscores_and_spaces_do_not_hurt():
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("router.mode", "is no name=value"),
-        ("=kv", "is no name=value"),
+        ("router.mode", "is not name=value"),
+        ("=kv", "is not name=value"),
         ("router.mod=kv", "did you mean router.mode?"),
         ("overlap_credit=2", "is not a setting"),
         ("router.mode.x=1", "router.mode is a single value"),
         ("router=kv", "takes a mapping, such as {key: value}"),
-        ("models={a: }}", "is no YAML"),
+        ("models={a: }}", "is not valid YAML"),
         ("router.zzz=1", "known: preset, mode, cost"),
     ],
 )

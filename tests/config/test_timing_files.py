@@ -76,7 +76,7 @@ def test_a_gpu_of_one_s_own_is_described_in_yaml(model: str, tmp_path: Path) -> 
     ("name", "text", "says"),
     [
         ("gpu.yaml", "- a\n- b\n", "no mapping"),
-        ("gpu.yaml", "a: [1\n", "no YAML"),
+        ("gpu.yaml", "a: [1\n", "not valid YAML"),
         ("gpu.yaml", "bf16_tflops: 3\n", r"gpu\.yaml.*memory_gib"),
         ("gpu.yaml", "like: h100\nmemory: 3\n", "'memory' is no field"),
         ("config.json", "{", r"config\.json is no JSON"),

@@ -118,6 +118,15 @@ def test_an_untrusted_certificate_is_the_reason_that_is_given(tmp_path: Path) ->
     engine, run = tmp_path / "engine", tmp_path / "here"
     engine.mkdir(), run.mkdir()
     cert, key = make_certificate(engine, "IP:127.0.0.1")
+    with guarded(engine, "--cert", cert, "--cert-key", key, "--clients", cert) as port:
+        for scheme, trust, why in (
+            ("https", [], "is not trusted"),
+            ("https", ["--cacert", cert], ""),  # it asks for a certificate of its clients
+            ("http", [], "does not answer as a server of HTTP does"),
+        ):
+            attached = penstock(run, "attach", f"{scheme}://127.0.0.1:{port}", *trust, "--frontend.port", "0")
+            assert attached.returncode != 0 and why in attached.stderr, attached.stderr
+            assert "--cert one of ours" in attached.stderr and "start the server" not in attached.stderr
     with guarded(engine, "--cert", cert, "--cert-key", key) as port:
         config = run / "c.yaml"
         pool = {"urls": [f"https://127.0.0.1:{port}"], "engine": "openai"}

@@ -146,7 +146,7 @@ def test_scaling_up_and_down_under_load_fails_no_request(tmp_path: Path) -> None
         assert [(pool["name"], pool["desired"], pool["ready"]) for pool in found] == [("main", 2, 2)]
         for wrong, said in (("nope=1", "pools: main"), ("main=-1", "0 to 1024"), ("main=2000", "0 to 1024")):
             assert said in penstock(cluster, "scale", wrong, status=1)
-        assert "is no POOL=N" in penstock(cluster, "scale", "main", status=2)
+        assert "is not POOL=N" in penstock(cluster, "scale", "main", status=2)
 
 
 @pytest.mark.slow

@@ -57,7 +57,21 @@ def test_a_wished_name_counts_whatever_the_port(env):
         take_namespace(settings(wished="a/b"), env)
 
 
-def test_a_taken_port_is_told_before_a_taken_name(env):
+def test_a_second_start_names_the_cluster_that_has_the_port(env):
+    port = free_port()
+    first = take_namespace(settings(port), env).state
+    first.own(Path("/runs/first"))
+    first.put("main", 0, StateEntry(command=["x"]))
+    with socket.socket() as frontend:
+        frontend.bind(("127.0.0.1", port))
+        frontend.listen()
+        with pytest.raises(ConfigError, match=r"with the run folder /runs/first.*another --frontend\.port"):
+            take_namespace(settings(port), env)
+    first.entries.clear()
+    first.close()
+
+
+def test_the_port_of_a_stranger_is_named_and_not_waited_for(env):
     port = free_port()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))

@@ -84,7 +84,7 @@ def _removed(before: Mapping[str, DesiredPool], after: Mapping[str, DesiredPool]
 def _pair(text: str) -> tuple[str, int]:
     match = _PAIR.match(text)
     if match is None:
-        raise click.UsageError(f"{text!r} is no POOL=N, such as main=4")
+        raise click.UsageError(f"{text!r} is not POOL=N, such as main=4")
     return match["pool"], int(match["replicas"])
 
 

@@ -59,7 +59,7 @@ def command(client: AdminClient, values: tuple[str, ...], patience: float | None
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise click.UsageError(f"{text!r} is no KEY=VALUE, such as router.cost.overlap_credit=2")
+        raise click.UsageError(f"{text!r} is not KEY=VALUE, such as router.cost.overlap_credit=2")
     key = key.strip()
     # A name that clients ask for is as it is; of knobs, both spellings are right.
     return key if key.startswith("names.") else key.replace("-", "_"), value.strip()

@@ -157,7 +157,7 @@ def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
                 continue
             path = ("models", model, "pools", name)
             if shutil.which(pool.program) is None:
-                yield (*path, "command"), f"{pool.program} is no program that can be started", _PROGRAMS[pool.engine]
+                yield (*path, "command"), f"{pool.program} is not a program that can be started", _PROGRAMS[pool.engine]
             if pool.engine == "llamacpp" and not Path(pool.model_path or "").expanduser().is_file():
                 yield (*path, "model_path"), f"there is no file {pool.model_path}", "name the model's GGUF file"
 
@@ -406,7 +406,7 @@ def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]
             elif not equals and len(known) != 1:
                 yield (*path, name), f"{entry!r} does not say whose it is", "write it as URL=ENDPOINT"
             if not re.match(r"@?(tcp|ipc)://.", endpoint):
-                yield (*path, name), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+                yield (*path, name), f"{endpoint!r} is not a ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
 def _selector(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -582,7 +582,7 @@ def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
             yield (*path, "cert"), "and key come together", None
     for endpoint in found.forwarder:
         if not re.match(r"(tcp|ipc)://.", endpoint):
-            yield ("discovery", "forwarder"), f"{endpoint!r} is no ZMQ endpoint", "write it as tcp://HOST:PORT"
+            yield ("discovery", "forwarder"), f"{endpoint!r} is not a ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
 def _secret(settings: ClusterSettings) -> Iterator[Complaint]:

@@ -86,7 +86,8 @@ def test_a_live_owner_keeps_it_and_a_killed_one_leaves_it(tmp_path):
         ConfigError, match=rf"process {owner.pid} with the run folder /runs/theirs.*supervise\.namespace"
     ):
         StateFile.open(tmp_path, "dynamo")
-    assert not left_behind(tmp_path, "dynamo")
+    with pytest.raises(ConfigError, match=rf"process {owner.pid} "):
+        left_behind(tmp_path, "dynamo")
     assert read(tmp_path)["dynamo_w"]["command"] == ["theirs"], "who was refused changed nothing"
     owner.kill()
     owner.wait()

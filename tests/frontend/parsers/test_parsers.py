@@ -1,6 +1,7 @@
 """Our parsers: what models write in each format, cut anywhere, reads as the whole does, and no text is lost."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,8 @@ from penstock.frontend.parsers.parser_registry import (
     reasoning_tags,
     whole_text,
 )
-from penstock.frontend.parsers.tool_call_stream import CALL_MAX
+from penstock.frontend.parsers.tool_call_stream import CALL_MAX, FALSE_MAX, ToolCallStream
+from penstock.frontend.parsers.tool_format import CallReader, ToolSchemas
 from penstock.frontend.parsers.written_calls import types_of
 from tests.frontend.parsers.answers import ANSWERS, DS, WEATHER, WrittenAnswer
 
@@ -163,6 +165,25 @@ def test_a_call_without_end_is_content_at_a_limit() -> None:
     assert sum(len(delta.text) for delta in out if isinstance(delta, ContentDelta)) > CALL_MAX
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("hermes", '<tool_call>{"a":'), ("qwen3_coder", "<function=search><parameter=query>"), ("deepseek_v3", DS)],
+)
+def test_beginnings_without_end_are_read_a_limited_number_of_times(name: str, begin: str) -> None:
+    read: list[str] = []
+
+    def reader(marker: str, schemas: ToolSchemas) -> CallReader:
+        read.append(marker)
+        return TOOL_FORMATS[name].reader(marker, schemas)
+
+    text = begin * (FALSE_MAX + 20) + '<tool_call>{"name": "search"}</tool_call>'
+    for pieces in ([text], parts(text, list(range(0, len(text), 7)))):
+        del read[:]
+        stream = ToolCallStream(replace(TOOL_FORMATS[name], reader=reader), WEATHER)
+        out = [delta for piece in pieces for delta in stream.feed(piece)] + stream.finish()
+        assert by_kind(out) == (text, "", []) and len(read) <= FALSE_MAX
+
+
 def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
     text = '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>'
     (call,) = whole_text(parser_of("hermes"), text)
@@ -195,6 +216,10 @@ NESTED = "<function=search>\n<parameter=query>\n" + EXAMPLE + "{end}"
          [("get_weather", {"days": 2})]),
         ("qwen3_coder", "<function=get_weather>\n<parameter=days>\n2\n</parameter>\n", []),
         ("pythonic", "[search(query='x', query='y')]", []),
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": 1e999}}</tool_call>', []),
+        ("mistral", '[TOOL_CALLS]search{"query": [-1e999]}', []),
+        ("qwen3_coder", "<function=get_weather><parameter=days>1e999</parameter></function>",
+         [("get_weather", {"days": "1e999"})]),
         ("hermes", '<tool_call>{"name": "search"}</tool_call>', [("search", {})]),
         ("hermes", '<tool_call>{"name": "search", "arguments": null}</tool_call>', [("search", {})]),
         ("deepseek_v3", DS + 'function<｜tool▁sep｜>search\n```jsonc\n{"query": "x"}\n```<｜tool▁call▁end｜>', [CALL]),

@@ -16,7 +16,7 @@ from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve, ranked
-from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome
+from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
 from penstock.profiler.tuning.tuning_run import pared
 from penstock.profiler.tuning.tuning_space import Candidate, space_of
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial, gain
@@ -155,6 +155,13 @@ def test_nothing_holds_whose_range_has_both_signs(mean: float, spread: float, gp
     assert ("no difference in attainment can be told" in verdict) == (won.low <= 0 <= won.high)
     text = SettingEffect(names=["a"], gain=won, gpu_hours=0.0).text
     assert ("no difference" in text) == (won.low <= 0 <= won.high)
+
+
+def test_gpu_hours_of_a_short_trace_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "-0.0042 GPU-hours" in SettingEffect(names=["a"], gain=None, gpu_hours=-0.0042).text
+    assert "+1.50 GPU-hours" in SettingEffect(names=["a"], gain=None, gpu_hours=1.5).text
+    print_tables(outcome(None, gpu_hours=0.00833), Path("out"))
+    assert "0.0083" in capsys.readouterr().out
 
 
 def test_changes_that_bring_nothing_are_undone_and_the_one_that_matters_stays() -> None:

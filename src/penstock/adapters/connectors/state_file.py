@@ -89,12 +89,7 @@ class StateFile:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             sweep(folder)
-            lock = _take(folder / f"{namespace}.lock")
-        except _Taken as taken:
-            raise ConfigError(
-                f"the namespace {namespace} belongs to another cluster, {taken}",
-                hint="stop that one, or give this one a name of its own with --supervise.namespace",
-            ) from None
+            lock = _take(folder, namespace)
         except OSError as error:
             raise ConfigError(
                 f"the state folder {folder} can't be written: {error.strerror or error}",
@@ -196,13 +191,16 @@ def safe(name: str) -> str:
 
 
 def left_behind(folder: Path, namespace: str) -> bool:
-    """Return whether a namespace's owner was killed, so that its engines may still be ending."""
-    path = folder / f"{namespace}.json"
-    if not path.exists():
+    """Return whether a namespace's owner was killed, so that its engines may still be ending.
+
+    Raises:
+        ConfigError: it lives.
+    """
+    if not (folder / f"{namespace}.json").exists():
         return False
     try:
-        os.close(_take(folder / f"{namespace}.lock"))
-    except (_Taken, OSError):
+        os.close(_take(folder, namespace))
+    except OSError:
         return False
     return True
 
@@ -213,20 +211,21 @@ def sweep(folder: Path) -> None:
         if not _PASSING.match(path.stem) or time.time() - path.stat().st_mtime < STALE_AFTER:
             continue
         try:
-            lock = _take(path)
-        except (_Taken, OSError):
+            lock = _take(folder, path.stem)
+        except (ConfigError, OSError):
             continue
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         os.close(lock)
 
 
-class _Taken(Exception):
-    """Another process holds the lock; the text names it."""
+def _take(folder: Path, namespace: str) -> int:
+    """Lock a namespace and return the lock's descriptor; it lasts as long as this process, and forks do not have it.
 
-
-def _take(path: Path) -> int:
-    """Lock a file and return its descriptor; the lock lasts as long as this process, and forks do not have it."""
+    Raises:
+        ConfigError: another process holds the lock.
+    """
+    path = folder / f"{namespace}.lock"
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -243,7 +242,10 @@ def _take(path: Path) -> int:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             holder = f"process {owner['pid']} with the run folder {owner['run']}" if owner else "which is just starting"
-            raise _Taken(holder) from None
+            raise ConfigError(
+                f"the namespace {namespace} belongs to another cluster, {holder}",
+                hint="stop that one, or give this one another --frontend.port or --supervise.namespace",
+            ) from None
 
 
 def _flock() -> bytes:

@@ -144,7 +144,10 @@ class AdminClient:
                 raise ClusterUnreachable(why, reason=why, hint=hint) from error
             except http.client.BadStatusLine as error:
                 why = f"{self.url} does not answer as a server of HTTP does"
-                hint = "write https:// where the cluster has a certificate"
+                plain = self._parts.scheme == "http"
+                hint = (
+                    "write https:// where it has a certificate" if plain else "does it ask for a certificate of yours?"
+                )
                 raise ClusterUnreachable(why, reason=why, hint=hint) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 why = _reason(error)

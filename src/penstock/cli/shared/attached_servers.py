@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import http.client
 import os
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -161,9 +163,12 @@ def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
     try:
         listing = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers).get("/v1/models", dict)
     except ClusterUnreachable as error:
-        raise EngineError(
-            f"no model list comes from {url}/v1/models: {error.reason}", hint="start the server, or name its --model"
-        ) from error
+        hint = "start the server, or name its --model"
+        if isinstance(error.__cause__, ssl.SSLError | http.client.BadStatusLine):
+            hint = (
+                "write http:// or https:// as it speaks; --cacert FILE names certificates to trust, --cert one of ours"
+            )
+        raise EngineError(f"no model list comes from {url}/v1/models: {error.reason}", hint=hint) from error
     except RequestRefused as error:
         if why := refused(error.status, "pools.attached"):
             hint = "--api-key-file FILE or --api-key-env NAME gives a key, --header 'NAME: VALUE' another header"

@@ -69,4 +69,4 @@ def _value(where: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: {text!r} is no YAML: {error}") from error
+        raise ConfigError(f"{where}: {text!r} is not valid YAML: {error}") from error

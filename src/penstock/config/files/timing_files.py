@@ -95,7 +95,7 @@ def _gpu(path: Path) -> Mapping[str, Any]:
     try:
         found = yaml.safe_load(text_of(path, "timing.gpu"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"timing.gpu {path} is no YAML: {error}") from error
+        raise ConfigError(f"timing.gpu {path} is not valid YAML: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ConfigError(f"timing.gpu {path} is no mapping", hint="write it as 'bf16_tflops: 989' and so on")
     return {"name": path.stem, **found}
@@ -112,7 +112,7 @@ def _skewed(profile: Path) -> bool:
         fit = (yaml.safe_load(text_of(meta, "timing.profile")) or {}).get("skew_fit") or {}
         return fit.get("enabled") is not False
     except (yaml.YAMLError, AttributeError) as error:
-        raise ConfigError(f"timing.profile {meta} is no YAML mapping: {error}") from error
+        raise ConfigError(f"timing.profile {meta} is not a YAML mapping: {error}") from error
 
 
 def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | list[float]]:

@@ -130,7 +130,7 @@ def _file(path: str | Path) -> tuple[TreeNode | None, list[ConfigProblem]]:
         at = tree.at
         return None, [
             *problems,
-            ConfigProblem(at, "", "is no mapping of settings", "start with a line such as 'router:'"),
+            ConfigProblem(at, "", "is not a mapping of settings", "start with a line such as 'router:'"),
         ]
     return tree, problems
 

@@ -55,7 +55,7 @@ def put_overrides(
         name, equals, text = (part.strip() for part in _split(override))
         origin = ValueOrigin("flag", f"flag {name}") if at is None else at
         if not equals or not name:
-            problems.append(ConfigProblem(origin, "", "is no name=value", "write it as --set router.mode=kv"))
+            problems.append(ConfigProblem(origin, "", "is not name=value", "write it as --set router.mode=kv"))
             continue
         place = _Place(root, group)
         problem = _follow_flag(place, name, origin, unknown)

@@ -21,7 +21,7 @@ def read_yaml(text: str, where: Callable[[int, int], ValueOrigin]) -> tuple[Tree
 
     Args:
         where: makes the origin of a line and a column, both from 1.
-    Returns: the tree, or None where the text is no YAML or empty; and every problem found in it.
+    Returns: the tree, or None where the text is not valid YAML or empty; and every problem found in it.
     """
     start = where(1, 1)
     if len(text.encode("utf-8", "surrogatepass")) > BYTES_MAX:
@@ -139,4 +139,4 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, where: Callable[[int, int], 
         hint = "quote a value that has a colon and a space in it, or check the indentation"
     elif "expected a single document" in (error.context or "") + (error.problem or ""):
         hint = "a config is one document: take the line '---' out"
-    return ConfigProblem(where(line + 1, column + 1), "", f"is no YAML: {' '.join(parts)}", hint)
+    return ConfigProblem(where(line + 1, column + 1), "", f"is not valid YAML: {' '.join(parts)}", hint)

@@ -10,7 +10,9 @@ from penstock.frontend.parsers.tool_format import NO_CALL, CallReader, ToolForma
 
 CALL_MAX = 256 * 1024
 """Most characters of one call; a longer one is content. Larger than any model's longest answer in practice."""
-
+FALSE_MAX = 100
+"""Most markers of one answer at which no call stands; behind them all is content. Each may have been read to the end of
+the text: a model that repeats the beginning of a call thousands of times would stop its frontend for a minute."""
 
 _NOT_PROSE = ("{", "[", "`", "<")
 """Signs behind which an object may be part of code, of JSON or of an example."""
@@ -19,7 +21,18 @@ _NOT_PROSE = ("{", "[", "`", "<")
 class ToolCallStream:
     """Text of one answer in, content and calls out."""
 
-    __slots__ = ("_bare", "_beside", "_format", "_markers", "_padding", "_reader", "_schemas", "_text", "calls")
+    __slots__ = (
+        "_bare",
+        "_beside",
+        "_false",
+        "_format",
+        "_markers",
+        "_padding",
+        "_reader",
+        "_schemas",
+        "_text",
+        "calls",
+    )
 
     def __init__(self, tool_format: ToolFormat, schemas: ToolSchemas) -> None:
         self.calls = 0
@@ -34,6 +47,7 @@ class ToolCallStream:
         """Space and wrappers that are left out where a call is beside them."""
         self._beside = True
         """Whether only padding came since the beginning, the last call or a wrapper."""
+        self._false = 0
         self._bare = bool(tool_format.bare)
         """Whether a call without a marker may begin: only calls and padding came so far, or text, by the format."""
 
@@ -114,6 +128,9 @@ class ToolCallStream:
             self._padding, self._beside = "", True
             self._text = self._text[read.end :]
         else:
+            self._false += 1
+            if self._false == FALSE_MAX:
+                self._markers, self._bare = (), False
             # Not the whole of it: behind this marker another call may begin.
             cut = read.end or 1
             self._say(out, self._text[:cut])

@@ -1,6 +1,7 @@
 """Tool format: how one family of models writes calls of tools into its text."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -63,7 +64,7 @@ class ToolFormat:
 def json_value(text: str) -> object:
     """Return the value that a JSON text is, or None where it is none."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError):
         return None
 
@@ -112,5 +113,8 @@ def call_of(value: object, schemas: ToolSchemas | None = None) -> ToolCallDelta 
     return ToolCallDelta(name, arguments_text(arguments))
 
 
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # a constant such as NaN, or one that is too large: JSON can say neither
+        raise ValueError(f"{text} is not a number of JSON")
+    return value

@@ -52,7 +52,7 @@ class SettingEffect:
     @property
     def text(self) -> str:
         """The effect in words; a range with both signs tells nothing."""
-        saved = f"{self.gpu_hours:+.2f} GPU-hours" if round(self.gpu_hours, 2) else ""
+        saved = f"{_hours(self.gpu_hours, '+')} GPU-hours" if round(self.gpu_hours, 4) else ""
         if self.gain is None:
             return ", ".join(filter(None, ("too few requests to tell", saved)))
         unsure = "no difference can be told: " if self.gain.low <= 0 <= self.gain.high else ""
@@ -180,6 +180,11 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
     console.print(f"{out}/tuned.yaml has the proposed config, {out}/report.html the front.", soft_wrap=True)
 
 
+def _hours(hours: float, sign: str = "") -> str:
+    """Return GPU-hours with enough places for a trace of seconds."""
+    return f"{hours:{sign},.{2 if abs(hours) >= 1 else 4}f}"
+
+
 def _cells(outcome: TuningOutcome) -> list[list[str]]:
     cells = []
     for row in outcome.rows:
@@ -189,9 +194,9 @@ def _cells(outcome: TuningOutcome) -> list[list[str]]:
             [
                 name if row.changes else "as configured",
                 percent(row.searched.attainment),
-                f"{row.searched.gpu_hours:.2f}",
+                _hours(row.searched.gpu_hours),
                 percent(row.holdout.attainment),
-                f"{row.holdout.gpu_hours:.2f}",
+                _hours(row.holdout.gpu_hours),
                 "" if won is None else f"{100 * won.mean:+.1f} ({100 * won.low:+.1f} to {100 * won.high:+.1f})",
                 ", ".join(f"{_short(change.key)} {_text(change.new)}" for change in row.changes),
             ]

@@ -47,7 +47,7 @@ def take_namespace(settings: ClusterSettings, env: Mapping[str, str]) -> Namespa
     """
     port, given = settings.frontend.port, settings.supervise.namespace
     if given is not None and safe(given) != given:
-        raise ConfigError(f"supervise.namespace {given!r} is no name of a file", hint=f"{safe(given)} would be one")
+        raise ConfigError(f"supervise.namespace {given!r} is not a name for a file", hint=f"{safe(given)} would be one")
     named = given is not None or port != 0
     name = given or (namespace_of(settings.name, port) if port else passing_namespace(settings.name, _token()))
     folder, chosen = state_folder(env)
