@@ -36,8 +36,8 @@ def compared(core: RouterState, pool: ModelPool, target: Target, believed: Belie
     """Compare what an answer took from a target's cache with what was believed to be there when it was chosen."""
     stream = pool.streams.get(target)
     if stream is not None:
-        gone = stream.removed - believed.removed
-        _apply(core, pool, target, stream.compared(believed.tokens, had, gone, pool.block_size))
+        evicted = stream.removed - believed.removed
+        _apply(core, pool, target, stream.compared(believed.tokens, had, evicted, pool.block_size))
 
 
 def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEventStream | None, ModelPool | None]:

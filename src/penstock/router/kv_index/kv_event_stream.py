@@ -164,14 +164,14 @@ class KvEventStream:
         self.unrecovered += 1
         return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
 
-    def compared(self, believed: int, had: int, gone: int, block_size: int) -> StreamOutcome:
+    def compared(self, believed: int, had: int, evicted: int, block_size: int) -> StreamOutcome:
         """Compare the prompt tokens that an engine was believed to have in its device's cache with those it had.
 
         Args:
-            gone: blocks that its events have taken out since: those of the prompt may be among them.
+            evicted: blocks that its events have taken out since: those of the prompt may be among them.
         """
         self._compared += 1
-        if believed - had >= (gone + 1) * block_size:
+        if believed - had >= (evicted + 1) * block_size:
             self.wrong += 1
             self.example = (believed, had)
         if self._compared < COMPARED:
