@@ -36,7 +36,7 @@ COMPARED = 16
 ALL = 1 << 40
 """More blocks than any cache has."""
 PLAIN_STATE = (
-    *("wrong", "wrong_sets", "example", "removed", "_compared"),
+    *("wrong", "wrong_sets", "removed", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run"),
@@ -357,6 +357,7 @@ class KvEventStream:
         return {
             **{name: getattr(self, name) for name in PLAIN_STATE},
             "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
+            "example": list(self.example),
             "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
         }
 
@@ -364,8 +365,8 @@ class KvEventStream:
         """Become the stream that wrote ``state``."""
         for name in PLAIN_STATE:
             setattr(self, name, state.get(name, getattr(self, name)))  # an earlier release compared nothing
-        self.example = (self.example[0], self.example[1])
-        held = state["held"]
+        held, (believed, had) = state["held"], state.get("example", (0, 0))
+        self.example = believed, had
         self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
         self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])
 
