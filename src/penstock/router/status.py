@@ -93,13 +93,12 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
             )
         for target, stream in pool.streams.items():
             if stream.wrong_sets:
-                believed, had = stream.example
                 add(
                     "warning",
-                    f"{target} has less cached than its KV events say, {had:,} tokens of a prompt "
-                    f"where {believed:,} were expected; its cache is "
+                    f"{target} has less cached than its KV events say, {stream.had:,} tokens of a prompt "
+                    f"where {stream.believed:,} were expected; its cache is "
                     f"{'learnt anew' if stream.wrong_sets == 1 else 'guessed'}",
-                    _cause(pool, had),
+                    _cause(pool, stream.had),
                 )
         misfits = pool.exact.counters.refused_block_size
         if misfits:

@@ -36,7 +36,7 @@ COMPARED = 16
 ALL = 1 << 40
 """More blocks than any cache has."""
 PLAIN_STATE = (
-    *("wrong", "wrong_sets", "removed", "_compared"),
+    *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run"),
@@ -81,7 +81,7 @@ class KvEventStream:
         """Of the answers compared since the last set, those that had less from the cache than was believed."""
         self.wrong_sets = 0
         """Sets of `COMPARED` answers in a row of which half were wrong."""
-        self.example: tuple[int, int] = (0, 0)
+        self.believed = self.had = 0
         """Tokens that were believed cached and that the engine had, of the last wrong one."""
         self.removed = 0
         """Blocks that its events took out of the device's cache; far more where all were dropped."""
@@ -173,7 +173,7 @@ class KvEventStream:
         self._compared += 1
         if believed - had >= (evicted + 1) * block_size:
             self.wrong += 1
-            self.example = (believed, had)
+            self.believed, self.had = believed, had
         if self._compared < COMPARED:
             return StreamOutcome()
         wrong, self._compared, self.wrong = self.wrong, 0, 0
@@ -357,7 +357,6 @@ class KvEventStream:
         return {
             **{name: getattr(self, name) for name in PLAIN_STATE},
             "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
-            "example": list(self.example),
             "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
         }
 
@@ -365,8 +364,7 @@ class KvEventStream:
         """Become the stream that wrote ``state``."""
         for name in PLAIN_STATE:
             setattr(self, name, state.get(name, getattr(self, name)))  # an earlier release compared nothing
-        held, (believed, had) = state["held"], state.get("example", (0, 0))
-        self.example = believed, had
+        held = state["held"]
         self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
         self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])
 
