@@ -127,6 +127,17 @@ def test_an_untrusted_certificate_is_the_reason_that_is_given(tmp_path: Path) ->
             attached = penstock(run, "attach", f"{scheme}://127.0.0.1:{port}", *trust, "--frontend.port", "0")
             assert attached.returncode != 0 and why in attached.stderr, attached.stderr
             assert "--cert one of ours" in attached.stderr and "start the server" not in attached.stderr
+            pool = {
+                "urls": [f"{scheme}://127.0.0.1:{port}"],
+                "engine": "openai",
+                "access": {"ca": cert} if trust else {},
+            }
+            (run / "c.yaml").write_text(
+                json.dumps({"models": {"sim": {"pools": {"main": pool}}}, "frontend": {"port": 0}})
+            )
+            checked = penstock(run, "config", "check", str(run / "c.yaml"))
+            words = "certificate" if why == "is not trusted" else "it closes connections without an answer"
+            assert checked.returncode == 2 and words in checked.stderr, checked.stderr
     with guarded(engine, "--cert", cert, "--cert-key", key) as port:
         config = run / "c.yaml"
         pool = {"urls": [f"https://127.0.0.1:{port}"], "engine": "openai"}

@@ -192,7 +192,8 @@ async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[J
         if status == 503 or await server.status("/health") == 503:
             raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
         if status is None:
-            raise EngineError(f"{server.url} does not answer{server.reason}", hint="is it up, and is this its address?")
+            hint = "is it up, is this its address, and does it ask for https or a certificate of ours?"
+            raise EngineError(f"{server.url} does not answer{server.reason}", hint=hint)
         if why := refused(status, pool):
             raise EngineError(f"{server.url}/v1/models answers {status}{why}")
         what = "without JSON" if status == 200 else f"with status {status}"

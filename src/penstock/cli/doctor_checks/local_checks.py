@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from penstock.adapters.engines.http.engine_access import (
     EngineAccess,
@@ -148,21 +146,14 @@ def check_config(config: str | None) -> tuple[ClusterSettings | None, list[Findi
 
 
 def check_start(settings: ClusterSettings, cluster_runs: bool) -> Iterator[Finding]:
-    """Check what a start takes of this machine: free ports, a run folder, names of servers that resolve."""
+    """Check what a start takes of this machine: free ports, a run folder, servers whose names and access are right."""
     yield from check_ports(settings, cluster_runs)
     yield from check_disk(Path(settings.runs.dir))
     yield from check_access(settings)
-    urls = [url for model in settings.models.values() for pool in model.pools.values() for url in pool.urls]
-    for host in dict.fromkeys(urlsplit(url).hostname or "" for url in urls):
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError as error:
-            text = f"the name of the server {host} can't be resolved: {error.strerror or error}"
-            yield Finding("error", "servers", text, "correct the name in urls, or give the server's address")
 
 
 def check_access(settings: ClusterSettings) -> Iterator[Finding]:
-    """Check that the keys of attached servers can be read, and that those that answer let us in."""
+    """Check that the keys of attached servers can be read, their names resolve, and those that answer let us in."""
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             where = f"models.{model}.pools.{name}"
@@ -172,9 +163,8 @@ def check_access(settings: ClusterSettings) -> Iterator[Finding]:
                 yield Finding("error", "servers", error.message, error.hint)
                 continue
             for url, fault in asyncio.run(_refusals(pool.urls, access, where)).items():
-                yield Finding(
-                    "error", "servers", f"{url} {fault}", "docs/guides/engines.md: engines behind a key or TLS"
-                )
+                hint = f"correct {where}.urls or access; docs/guides/engines.md: engines behind a key or TLS"
+                yield Finding("error", "servers", f"{url} {fault}", hint)
 
 
 async def _refusals(urls: Sequence[str], access: EngineAccess, where: str) -> dict[str, str]:

@@ -87,11 +87,14 @@ class EngineServer:
         except TimeoutError as error:
             self.silent = not isinstance(error, aiohttp.ConnectionTimeoutError)
             return None
-        except aiohttp.ClientConnectorDNSError as error:
-            self.fault = f"the name of its host can't be resolved ({error.os_error.strerror})"
+        except aiohttp.ClientConnectorError as error:
+            if isinstance(error, aiohttp.ClientConnectorDNSError):
+                self.fault = f"the name of the server {error.host} can't be resolved: {error.strerror}"
+            elif isinstance(error, aiohttp.ClientSSLError):
+                self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
             return None
-        except aiohttp.ClientSSLError as error:
-            self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            self.fault = "it closes connections without an answer"
             return None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError, ValueError):
             return None
