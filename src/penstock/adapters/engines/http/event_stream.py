@@ -59,7 +59,7 @@ def object_in(data: bytes) -> JsonObject | None:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         try:
-            value = json.loads(data.decode("utf-8-sig", "replace"), parse_constant=lambda word: None)
+            value = json.loads(data.decode("utf-8-sig", "replace"), parse_constant=lambda name: None)
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         except (RecursionError, ValueError):
             return None
