@@ -241,3 +241,13 @@ async def test_an_agents_session_is_one(path: str) -> None:
         await s.http.post(path, json=body, headers={"X-Claude-Code-Session-Id": "s-1"})
         await s.http.post(path, json={**body, "prompt_cache_key": "thread-1"})
         assert [record.session for record in s.records] == ["s-1", "thread-1"]
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [({"content": "no such file"}, "no such file"), ({"content": []}, "The tool failed."), ({}, "The tool failed.")],
+)
+def test_a_tool_that_failed_without_a_word_has_failed(content: dict[str, Any], text: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "is_error": True, **content}
+    chat = chat_of(messages_request, {**MESSAGE, "messages": [{"role": "user", "content": [result]}]})
+    assert chat["messages"] == [{"role": "tool", "tool_call_id": "a", "content": text}]

@@ -263,6 +263,31 @@ async def test_an_abort_by_the_engine_is_not_passed_on_and_another_goes_on() -> 
         assert sent[0]["messages"][-1] == {"role": "assistant", "content": "a "}
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize(
+    "odd", [[None], ["x"], 5, {"a": 1}, [{"index": 0, "delta": "x"}], [{"text": 5}], [{"delta": {"content": 5}}]]
+)
+async def test_an_odd_chunk_of_a_lost_engine_is_the_engines_fault(odd: Any, path: str, engine: str) -> None:
+    async with stand(2, card={"engine": engine}) as s:
+
+        async def breaking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(chunk({"content": "a"}))
+            await response.write(b"data: " + json.dumps({"choices": odd}).encode() + b"\n\n")
+            assert request.transport is not None
+            request.transport.close()
+            return response
+
+        for each in s.engines:
+            each.reply = breaking
+        body = {"model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        async with s.http.post(path, json=body) as answer:
+            assert answer.status == 200 and b'"error"' in await answer.read()
+        assert (s.records[0].outcome, s.records[0].fault) == ("failed", "engine")
+
+
 async def test_an_error_in_the_stream_is_the_engines_end_not_the_clients() -> None:
     async def breaks(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         broken = b'data: {"error":{"message":"engine core died","code":500}}\n\n'

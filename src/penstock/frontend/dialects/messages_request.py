@@ -189,6 +189,7 @@ class _Turns:
                     given = self._parts(inner, f"{here}content")
                     parts += [part for part in given if part["type"] != "text"]  # a tool's message has only text
                     text = "\n".join(part["text"] for part in given if part["type"] == "text")
+                text = text or ("The tool failed." if block.get("is_error") else "")
                 results.append({"role": "tool", "tool_call_id": id, "content": text})
             else:
                 parts += self._part(block, here)

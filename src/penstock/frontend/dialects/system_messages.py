@@ -59,14 +59,15 @@ def _behind_results(messages: list[JsonObject]) -> Iterator[JsonObject]:
     yield from held
 
 
-def speak(messages: list[JsonObject], turn_part: JsonObject) -> None:
+def speak(messages: list[JsonObject], fields: JsonObject) -> None:
     """Add what the model said to its present turn: other APIs have several items or messages for one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     turn = messages[-1]
-    for name in turn_part.keys() - {"role"}:
-        before, value = turn.get(name), turn_part[name]
-        turn[name] = joined(before, value) if before and value else before or value
+    for name, value in fields.items():
+        before = turn.get(name)
+        if name != "role":
+            turn[name] = joined(before, value) if before and value else before or value
 
 
 def joined(one: str | list[JsonObject], two: str | list[JsonObject]) -> str | list[JsonObject]:

@@ -8,7 +8,7 @@ from penstock.adapters.engines.dialects.dialect import GAVE_UP
 from penstock.frontend.exchange.migration import StreamLeg
 from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.transcript import Transcript
-from penstock.frontend.parsers.chat_speech import speech_in
+from penstock.frontend.parsers.chat_speech import choices_in, speech_in
 from penstock.kernel.values import JsonObject
 
 
@@ -50,17 +50,16 @@ class ContinuationTap(SseTap):
         self.tokens = self._before
 
     def _passed(self, event: bytes, chunk: JsonObject) -> bytes:
-        choices = chunk.get("choices") or []
+        choices = choices_in(chunk)
         usage = chunk.get("usage")
         if isinstance(usage, dict) and not choices:
             self.usage = self._total(usage)
             return self._chunk({"choices": [], "usage": self.usage}) if self._wants_usage else b""
-        return b"".join([self._in_client_form(choice) for choice in choices if isinstance(choice, dict)])
+        return b"".join(map(self._in_client_form, choices))
 
     def _in_client_form(self, choice: JsonObject) -> bytes:
         """Return one choice's output in the client's form; b"" where it has none."""
-        delta = choice.get("delta") or {}
-        text = choice.get("text") or speech_in(delta).text
+        text = speech_in(choice.get("delta") or {"content": choice.get("text")}).text
         made = choice.get("token_ids") or []
         reason = choice.get("finish_reason")
         if not (text or made or reason):

@@ -119,9 +119,10 @@ class Transcript:
     def reasons(self) -> bool:
         """Whether the engine parses the model's reasoning out of its text: then text and tokens do not agree."""
         return b'"reasoning' in self._opening and any(
-            (choice.get("delta") or {}).get(name)
+            choice["delta"].get(name)
             for chunk in chunks_of(self._opening)
             for choice in chunk.get("choices") or ()
+            if isinstance(choice.get("delta"), dict)
             for name in ("reasoning", "reasoning_content")
         )
 
@@ -133,5 +134,5 @@ class Transcript:
         parts: list[str] = []
         for chunk in chunks_of(b"".join(self.pieces)):
             for choice in chunk.get("choices") or ():
-                parts.append(choice.get("text") or speech_in(choice.get("delta") or {}).text)
+                parts.append(speech_in(choice.get("delta") or {"content": choice.get("text")}).text)
         return "".join(parts)

@@ -67,6 +67,9 @@ def object_in(data: bytes) -> JsonObject | None:
 
 
 def chunks_of(events: bytes) -> list[JsonObject]:
-    """Return the JSON objects that whole events hold; others are left out."""
-    chunks = (object_in(payload_of(event)) for event in split_events(events))
-    return [chunk for chunk in chunks if chunk is not None]
+    """Return the JSON objects that whole events hold; others, and choices that are none, are left out."""
+    chunks = [chunk for event in split_events(events) if (chunk := object_in(payload_of(event))) is not None]
+    for chunk in chunks:
+        if choices := chunk.get("choices"):
+            chunk["choices"] = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    return chunks
