@@ -269,7 +269,9 @@ async def test_an_abort_by_the_engine_is_not_passed_on_and_another_goes_on() -> 
     "odd", [[None], ["x"], 5, {"a": 1}, [{"index": 0, "delta": "x"}], [{"text": 5}], [{"delta": {"content": 5}}]]
 )
 async def test_an_odd_chunk_of_a_lost_engine_is_the_engines_fault(odd: Any, path: str, engine: str) -> None:
-    async with stand(2, card={"engine": engine}) as s:
+    router = RouterSettings(queue=QueueSettings(wait_max=0.1))
+    settings = ClusterSettings(models={"m": ModelSettings(pools={"main": PoolSettings()})}, router=router)
+    async with stand(2, card={"engine": engine}, settings=settings) as s:
 
         async def breaking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
