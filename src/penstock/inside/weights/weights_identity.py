@@ -25,6 +25,8 @@ BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 THREADS = 8
 """Files that are read at once: an engine has just read them, so they come from memory at some GB/s."""
 
+_HOME = Path(os.environ.get("HOME") or "/nonexistent")
+
 Signature = tuple[tuple[str, int, int, int, int], ...]
 """Name, size, time of change of content and of the inode in nanoseconds, and number of the inode of each file."""
 
@@ -78,12 +80,12 @@ def weights_identity(model: str, revision: str = "") -> str:
         model: folder, file, or name in a Hugging Face cache.
         revision: of that name; without one, the only one that the cache has.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "weights.json"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or _HOME / ".cache") / "penstock" / "weights.json"
     return identity(model if Path(model).exists() else _snapshot(model, revision), _process_began(), cache)
 
 
 def _snapshot(model: str, revision: str) -> str:
-    hub = os.environ.get("HF_HUB_CACHE") or f"{os.environ.get('HF_HOME') or Path.home() / '.cache/huggingface'}/hub"
+    hub = os.environ.get("HF_HUB_CACHE") or f"{os.environ.get('HF_HOME') or _HOME / '.cache/huggingface'}/hub"
     folder = Path(hub) / f"models--{model.replace('/', '--')}"
     named = folder / "refs" / revision
     commit = named.read_text().strip() if revision and named.is_file() else revision
