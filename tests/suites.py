@@ -95,6 +95,9 @@ CLIENTS = (
     "tests/live/test_vendor_snippets.py",
 )
 """Tests with clients that others make."""
+NIXL = below("tests/transfer", "test_nixl_contract", "test_nixl_file_contract", "test_nixl_processes")
+"""Tests that run by themselves: at its import, NIXL's native module has ended processes in which thousands of other tests
+had run before. It does not do so behind gRPC, obstore or ZeroMQ alone."""
 OPERATE = below(
     "tests/live",
     *("test_admin_answers", "test_chaos", "test_crash", "test_etcd", "test_handoff", "test_operate"),
@@ -130,6 +133,7 @@ SUITES = (
         ),
         ring="test",
         workers=4,  # a third of their time is waiting
+        options=without(*NIXL),
     ),
     Suite("live", ("tests/live",), ring="gate", spread="loadfile"),
     Suite(
@@ -272,13 +276,12 @@ SUITES = (
     ),
     Suite(
         "nixl",
-        ("tests/transfer",),
+        NIXL,
         subject=sources("transfer"),
         select="",
         workers=1,
         needs=("nixl",),
         requires=("nixl",),
-        options=("-k", "nixl"),
     ),
     Suite(
         "clients",
