@@ -96,8 +96,8 @@ CLIENTS = (
 )
 """Tests with clients that others make."""
 NIXL = below("tests/transfer", "test_nixl_contract", "test_nixl_file_contract", "test_nixl_processes")
-"""Tests that run by themselves: at its import, NIXL's native module has ended processes in which thousands of others had
-run before. It does not do so behind gRPC, obstore or ZeroMQ alone."""
+"""Tests that run by themselves: at its import, NIXL's native module has ended processes in which thousands of others
+had run before. It does not do so behind gRPC, obstore or ZeroMQ alone."""
 OPERATE = below(
     "tests/live",
     *("test_admin_answers", "test_chaos", "test_crash", "test_etcd", "test_handoff", "test_operate"),
