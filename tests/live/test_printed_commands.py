@@ -129,7 +129,7 @@ def test_the_page_to_start_with_works_from_its_first_command_to_its_last(tmp_pat
             said += done.stdout + done.stderr
         for part in (
             '"object":"chat.completion"',
-            "WORKER  STATE",
+            "WORKER  ROLE",
             "(4480 cached)",
             "with 70 blocks cached, the least of 4",
             "data: [DONE]",
