@@ -55,7 +55,8 @@ $(VENV)/.clients: $(VENV)/.dev
 	$(call into,.venv-nat,"nvidia-nat[langchain]")
 	@touch $@
 
-test: dev lint types ## Lint, types, import contracts and all fast tests
+test: dev ## Lint, types, import contracts and all fast tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types
 	$(BIN)/python -m tests.run
 
 test-fast: dev ## Only the pure rooms' tests

@@ -120,7 +120,7 @@ PROGRAMS = ("kubectl", "helm", "envoy", "nginx", "haproxy", "xds")
 
 SUITES = (
     Suite("pure", below("tests", *PURE), subject=sources(*PURE), ring="test", once_more=False),
-    Suite("stateful", ("tests/stateful",), subject=sources("runtime/operator"), ring="test", once_more=False),
+    Suite("stateful", ("tests/stateful",), subject=sources("runtime/operator"), ring="gate", once_more=False),
     Suite(
         "shell",
         below("tests", *SHELL),
