@@ -103,7 +103,7 @@ async def health(
             )
         if status != 200 and (path, status) != ("/health", 404):
             return ServerHealth(f"{path} answers {status}{refused(status, pool)}", silent=status == 429)
-    names = [entry["id"] for entry in await _models(server)]
+    names = [entry["id"] for entry in _models(await server.object("/v1/models"))]
     return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
@@ -168,15 +168,15 @@ async def _with_request(server: EngineServer, model: str) -> str:
 
 async def listed_adapters(http: aiohttp.ClientSession, url: str) -> tuple[str, ...] | None:
     """Read the names of the adapters that a server lists; None where its list can't be read."""
-    server = EngineServer(http, url)
-    if not isinstance((await server.object("/v1/models")).get("data"), list):
+    listing = await EngineServer(http, url).object("/v1/models")
+    if not isinstance(listing.get("data"), list):
         return None
-    return tuple(entry["id"] for entry in await _models(server) if entry.get("parent") is not None)
+    return tuple(entry["id"] for entry in _models(listing) if entry.get("parent") is not None)
 
 
-async def _models(server: EngineServer) -> list[JsonObject]:
+def _models(listing: JsonObject) -> list[JsonObject]:
     """Return the entries of a server's list that name a model."""
-    entries = (await server.object("/v1/models")).get("data")
+    entries = listing.get("data")
     return [
         entry
         for entry in (entries if isinstance(entries, list) else [])
@@ -198,7 +198,7 @@ async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[J
             raise EngineError(f"{server.url}/v1/models answers {status}{why}")
         what = "without JSON" if status == 200 else f"with status {status}"
         raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
-    models = await _models(server)
+    models = _models(listing if isinstance(listing, dict) else {})
     names = [entry["id"] for entry in models]
     if not names or (model is not None and model not in names):
         wanted = "a model" if model is None else repr(model)
