@@ -506,16 +506,27 @@ def test_a_slow_tier_is_measured_and_no_longer_answered_for() -> None:
     )
 
 
+def test_a_slow_copy_keeps_loads_away_for_a_while_and_not_for_ever() -> None:
+    world = world_of()
+    stored(world, count=6)
+    world.post(events.EngineSpeed(seconds_per_token=1e-3))
+    world.load(CHAINS[0][:6])
+    world.end_move(seconds=5.0)
+    assert world.answers[world.ask(CHAINS[0][:6])].blocks == 0
+    world.now += 20 * 60 * SECOND
+    assert world.answers[world.ask(CHAINS[0][:6])].blocks == 6
+
+
 def test_latency_and_rate_of_an_edge_are_those_of_its_moves() -> None:
     edge = Edge(source="disk", target="host")
-    assert edge.speed().rate == pytest.approx(1e9)
+    assert edge.speed(0).rate == pytest.approx(1e9)
     for number in range(100):
         size = (1 + number % 8) << 20
-        edge.measured(size, 0.02 + size / 200e6)
-    assert edge.speed().rate == pytest.approx(200e6, rel=0.15)
-    assert edge.speed().latency == pytest.approx(0.02, rel=0.25)
+        edge.measured(0, size, 0.02 + size / 200e6)
+    assert edge.speed(0).rate == pytest.approx(200e6, rel=0.15)
+    assert edge.speed(0).latency == pytest.approx(0.02, rel=0.25)
     edge.in_flight = 200_000_000
-    assert edge.seconds(0) == pytest.approx(1.0, rel=0.1)
+    assert edge.seconds(0, 0) == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_survived_a_restart_is_announced_and_served() -> None:

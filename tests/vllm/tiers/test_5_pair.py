@@ -23,6 +23,7 @@ from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT, TIMED_PASSES, counter
 from tests.vllm.tiers.processes import TierProcess
+from tests.vllm.tiers.tier_child import DEAR
 from tests.vllm.tiers.test_1_guard import texts
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, native, prompts
 
@@ -30,8 +31,6 @@ pytestmark = pytest.mark.quiet  # on a busy machine vLLM hears no other within i
 CHATS = 3
 ANSWER = 800
 """Tokens of a first turn's answer."""
-ROUNDS = 3
-"""The tier process weighs loads against computing, both as measured: in a busy moment it rightly has some computed."""
 PATIENCE = 240.0
 """Seconds for one turn: on a busy machine a hand-off by NIXL alone was seen to take 7 and 31, where others took 0.1."""
 
@@ -56,7 +55,7 @@ def pool(role: str, venv: Path, checkpoint: Path, connector: JsonObject, **env: 
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TierProcess]]:
     started = {role: TierProcess(tmp_path_factory.mktemp(role[0])) for role in ("prefill", "decode")}
     for process in started.values():
-        process.start()
+        process.start(fault="dear")
     yield started
     for process in started.values():
         process.stop()
@@ -120,17 +119,12 @@ async def test_prompts_come_from_the_tiers_of_the_prefill_and_are_handed_over(
 ) -> None:
     first = await answers(cluster, prompts())
     fetched = counter(url_of(cluster, "decode-0"), "vllm:nixl_bytes_transferred_sum")
-    hits = []
-    for _ in range(ROUNDS):
-        await answers(cluster, prompts(6))  # pushes them out of the prefill's own memory of 80 blocks
-        until(lambda: stat(process).tiers[0].stored >= 0.8 * 2 * PROMPTS * CACHED // BLOCK, 20.0)
-        before = stat(process).tiers[0].hits
-        again = await answers(cluster, prompts())
-        assert texts(again) == texts(first)
-        hits.append(stat(process).tiers[0].hits - before)
-        if hits[-1] >= 0.8 * PROMPTS * CACHED // BLOCK:
-            break
-    assert hits[-1] >= 0.8 * PROMPTS * CACHED // BLOCK, hits
+    await answers(cluster, prompts(6))  # pushes them out of the prefill's own memory of 80 blocks
+    until(lambda: stat(process).tiers[0].stored >= 0.8 * 2 * PROMPTS * CACHED // BLOCK, 20.0)
+    before = stat(process).tiers[0].hits
+    again = await answers(cluster, prompts())
+    assert texts(again) == texts(first)
+    assert stat(process).tiers[0].hits - before >= 0.8 * PROMPTS * CACHED // BLOCK
     assert counter(url_of(cluster, "decode-0"), "vllm:nixl_bytes_transferred_sum") >= fetched
     (model,) = cluster.get("/admin/status")[1]["models"]
     assert model["handoffs"]["done"] >= 3 * PROMPTS
@@ -151,7 +145,7 @@ async def test_the_tier_process_knows_whose_it_is_and_how_fast_that_computes(
     await answers(cluster, prompts(9)[:2])
     until(lambda: stat(process).seconds_per_token > 0, 20.0)  # our plug-in in the server publishes its passes
     found = stat(process)
-    assert found.engines == ["prefill-0"] and 1e-6 < found.seconds_per_token < 1.0
+    assert found.engines == ["prefill-0"] and 1e-6 < found.seconds_per_token / DEAR < 1.0
 
 
 def second_turn(cluster: Served, number: int, *, hint: bool) -> float:

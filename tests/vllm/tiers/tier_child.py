@@ -1,6 +1,6 @@
 """A tier process for tests, which can have a slow or a full disk.
 
-usage: python tier_child.py SOCKET SETTINGS FAULT      SETTINGS: JSON of CacheSettings; FAULT: none, slow or full
+usage: python tier_child.py SOCKET SETTINGS FAULT      SETTINGS: JSON of CacheSettings; FAULT: none, slow, full or dear
 """
 
 import asyncio
@@ -11,13 +11,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.config.settings.cache_settings import CacheSettings
+from penstock.kernel.pass_report import PassReport
+from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
 from penstock.runtime.kv_tiers.tier_process import run_tiers
 from penstock.transfer.storage.record_header import SECTOR
 from penstock.transfer.storage.slab_file import FileCalls
 
 SLOW = 10.0
 """Seconds of each read of a block."""
+DEAR = 1_000
+"""How many times as long as they took the engine's passes count: the tiny model computes faster than a busy machine
+copies, so that loading never pays."""
 
 
 def main(path: str, settings: str, fault: str) -> int:
@@ -40,6 +47,13 @@ def main(path: str, settings: str, fault: str) -> int:
             return write(self, fd, buffers, offset)
 
         FileCalls.pwritev = full  # type: ignore[method-assign]
+    if fault == "dear":
+        heard = MeasuredPrefill.heard
+
+        def dearly(self: MeasuredPrefill, report: PassReport) -> None:
+            heard(self, msgspec.structs.replace(report, wall=DEAR * report.wall))
+
+        MeasuredPrefill.heard = dearly  # type: ignore[method-assign]
     return asyncio.run(run_tiers(CacheSettings(**json.loads(settings)), Path(path)))
 
 

@@ -39,10 +39,10 @@ class LoadGate:
             start, depth = depth, depth + count
             if edge is not None:
                 sizes[name] = sizes.get(name, 0) + count * size
-            load = self._copy.seconds(depth * size)
-            load += sum(self._moves.state.edges[each].seconds(total) for each, total in sizes.items())
+            load = self._copy.seconds(now, depth * size)
+            load += sum(self._moves.state.edges[each].seconds(now, total) for each, total in sizes.items())
             if limit is not None and load > limit:
-                rates = [each.speed().rate for each in (self._copy, edge) if each is not None]
+                rates = [each.speed(now).rate for each in (self._copy, edge) if each is not None]
                 per_block = sum(size / rate for rate in rates)
                 dropped = ceil((load - limit) / per_block)
                 depth, load, short = max(start, depth - dropped), load - dropped * per_block, "deadline"

@@ -36,7 +36,7 @@ class PeerFinder:
         if known is not None and known.until > now:
             return False
         peers = [peer for peer in state.peers if not self._moves.edge("peer", "host", peer)[1].rests(now)][:PEERS_ASKED]
-        if not peers or not self._pays(peers[0], len(keys)):
+        if not peers or not self._pays(now, peers[0], len(keys)):
             return False
         query = PeerQuery(event=event, keys=keys, deadline=now + PEER_DEADLINE)
         query_id = self._moves.new_id()
@@ -81,12 +81,12 @@ class PeerFinder:
             if edge.peer and edge.peer not in peers and not edge.in_flight and not edge.queue and not edge.ahead:
                 del state.edges[name]
 
-    def _pays(self, peer: str, blocks: int) -> bool:
+    def _pays(self, now: Nanos, peer: str, blocks: int) -> bool:
         """Return whether asking could pay, if the peer had all."""
         settings, per_token = self._moves.settings, self._moves.state.seconds_per_token
         edge = self._moves.edge("peer", "host", peer)[1]
         computing = blocks * settings.block_tokens * per_token
-        return not per_token or computing > edge.seconds(blocks * settings.block_bytes)
+        return not per_token or computing > edge.seconds(now, blocks * settings.block_bytes)
 
     def _closed(self, now: Nanos, query_id: int, query: PeerQuery) -> PeerQuery:
         state = self._moves.state

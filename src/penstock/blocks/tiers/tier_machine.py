@@ -225,7 +225,7 @@ class TierMachine:
         self.tiers[event.tier].adopt(event)
 
     def _measured(self, now: Nanos, event: events.EdgeMeasured) -> None:
-        self._moves.edge(event.source, event.target, event.peer)[1].measured(event.size, event.seconds)
+        self._moves.edge(event.source, event.target, event.peer)[1].measured(now, event.size, event.seconds)
 
     def _move_ended(self, now: Nanos, event: events.MoveEnded) -> None:
         move = self._moves.ended(now, event)

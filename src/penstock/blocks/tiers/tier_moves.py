@@ -122,7 +122,7 @@ class TierMoves:
         if target is not None:
             target.bytes_in += arrived * block_bytes
         if arrived == count and event.seconds > 0:
-            edge.measured(count * block_bytes, event.seconds)
+            edge.measured(now, count * block_bytes, event.seconds)
         elif not arrived and not event.corrupt and not move.cancelled and isinstance(move, Fetch | WriteMove):
             edge.rest_until = now + REST
         return move
