@@ -194,6 +194,26 @@ def test_a_group_that_turns_out_to_be_full_attention_becomes_the_main_one():
     assert decoder.decode(pack(removed)).events == [KvRemoved(hashes=[11])]
 
 
+def test_groups_with_a_window_or_a_state_say_how_many_blocks_they_read():
+    decoder = KvDecoder()
+    window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 10}
+    events = [
+        stored(group_idx=1, block_hashes=[12], **window),  # the first block has left the window, its tokens have not
+        stored(group_idx=2, **window),
+        stored(group_idx=3, kv_cache_spec_kind="mamba"),
+        stored(group_idx=4, kv_cache_spec_kind="chunked_local_attention"),
+        ["BlockStored", [12], None, [1, 2, 3, 4], 2, None, "GPU", None, None, 5, "sliding_window_mla", 6],
+        *(["BlockRemoved", [12], "GPU", group] for group in range(6)),
+    ]
+    found = decoder.decode(pack(events)).events
+    assert [(type(event), event.window) for event in found] == [
+        *((KvStored, blocks) for blocks in (5, 1, 3)),
+        *((KvRemoved, blocks) for blocks in (0, 5, 1, 3)),
+    ]
+    assert found[0] == KvStored(hashes=[12], block_size=2, window=5)
+    assert decoder.dropped == {"group": 4}
+
+
 # --- what besides tokens decides a block ----------------------------------------------------------------------------
 
 

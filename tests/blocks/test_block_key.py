@@ -9,7 +9,6 @@ from penstock.blocks.block_key import (
     OF_TOKENS,
     KeyIdentity,
     engine_keys,
-    in_group,
     token_keys,
 )
 from penstock.blocks.frequency_sketch import FrequencySketch
@@ -62,7 +61,6 @@ def test_keys_are_chained_and_go_on_from_any_block(tokens: list[int], cut: int) 
 def test_a_key_describes_itself() -> None:
     key = token_keys(TOKENS, IDENTITY)[0]
     assert key[:4] == bytes((OF_TOKENS, 2, 0, 0))
-    assert in_group([key], 3) == token_keys(TOKENS[:4], IDENTITY, group=3)
     assert engine_keys([b"x"], "sha256", IDENTITY, group=2)[0][:4] == bytes((OF_ENGINE_HASH, 2, 0, 2))
 
 

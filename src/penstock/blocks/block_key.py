@@ -116,11 +116,5 @@ def engine_keys(hashes: Sequence[bytes], algorithm: str, identity: KeyIdentity, 
     return keys
 
 
-def in_group(keys: Sequence[BlockKey], group: int) -> list[BlockKey]:
-    """Return the keys of the same tokens in another attention group."""
-    suffix = group.to_bytes(2, "big")
-    return [BlockKey(key[:2] + suffix + key[PREFIX:]) for key in keys]
-
-
 def _prefix(source: int, group: int) -> bytes:
     return bytes((source, VERSION)) + group.to_bytes(2, "big")

@@ -477,6 +477,8 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     ``hashes`` are the engine's own; they are our `BlockHash` where the card's ``hash_scheme`` is ours. ``tokens``
     (len(hashes) * block_size of them) serve to translate opaque ones and may be empty where none are needed; ``local``
     (`penstock.kernel.hashing.local_hashes` of tokens and extras, one per block) does the same and reveals no text.
+    ``window``: blocks before a token that the layers of these blocks read, 0 for all. Those of a window have the names
+    that the same tokens have for full attention, and come without tokens; they need not follow one another.
     """
 
     hashes: Sequence[int]
@@ -486,6 +488,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     extras: list[bytes] | None = None
     tier: Tier = "device"
     local: list[int] | None = None
+    window: int = 0
 
 
 class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="type"):
@@ -493,6 +496,7 @@ class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_fi
 
     hashes: Sequence[int]
     tier: Tier = "device"
+    window: int = 0
 
 
 class KvCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared", tag_field="type"):

@@ -23,8 +23,8 @@ from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT, TIMED_PASSES, counter
 from tests.vllm.tiers.processes import TierProcess
-from tests.vllm.tiers.tier_child import DEAR
 from tests.vllm.tiers.test_1_guard import texts
+from tests.vllm.tiers.tier_child import DEAR
 from tests.vllm.tiers.tiered import CACHED, PROMPTS, native, prompts
 
 pytestmark = pytest.mark.quiet  # on a busy machine vLLM hears no other within its five seconds for a handshake

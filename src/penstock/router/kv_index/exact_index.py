@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
+from penstock.router.kv_index.attention_windows import AttentionWindow, usable
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
 from penstock.router.kv_index.spans import span_state
@@ -47,13 +48,18 @@ class ExactIndex:
             tier: Spans(self.counters, self._ledger, lazy=tier == "device") for tier in TIERS
         }
         self._device, self._host, self._disk = self._tiers.values()
-        self._translation = EngineHashMap(list(self._tiers.values()), self.counters)
+        self._windows: list[AttentionWindow] = []
+        self._all = list(self._tiers.values())
+        """The tiers' spans, then the windows'."""
+        self._translation = EngineHashMap(self._all, self.counters)
         self._native: dict[Target, bool] = {}
         """Whether a target's event hashes are ours; one that is not listed is judged by its events."""
         self._salts: dict[Target, int] = {}
         """Mixed into targets' engine hashes."""
         self._copying: set[Target] = set()
         """Targets that announce each copy of a block."""
+        self._windows_read: dict[Target, list[int]] = {}
+        """Windows of targets that were cleared: their layers are as they were."""
         self._sweeping = 0
 
     def __len__(self) -> int:
@@ -62,7 +68,7 @@ class ExactIndex:
     @property
     def blocks(self) -> int:
         """Different blocks held, summed over tiers; a block on two workers counts once."""
-        return sum(map(len, self._tiers.values()))
+        return sum(map(len, self._all))
 
     # --- look-up ----------------------------------------------------------------------------------------------------
 
@@ -87,6 +93,8 @@ class ExactIndex:
         ends = walk(self._device, blocks, 0, mask)
         if self.audit_every and not counters.finds % self.audit_every:
             ends = self._audited(blocks, mask, ends)
+        if self._windows:
+            ends = self._usable("device", blocks, ends, 0)
         lower = self._lower(blocks, ends, mask) if self._host.spans or self._disk.spans else None
         return Overlap(ends, self._slots.names, lower)
 
@@ -115,11 +123,23 @@ class ExactIndex:
             rest &= ~holders
         found: list[Stretch] = []
         for device, holders in [(0, rest), *ends]:
-            for host, in_host in _onwards(self._host, blocks, device, holders):
-                for disk, in_disk in _onwards(self._disk, blocks, device + host, in_host):
+            for host, in_host in self._onwards("host", blocks, device, holders):
+                for disk, in_disk in self._onwards("disk", blocks, device + host, in_host):
                     if device or host or disk:
                         found.append(Stretch(HeldBlocks(device, host, disk), in_disk))
         return found
+
+    def _onwards(self, tier: Tier, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
+        """Return (how many blocks from ``at`` on, workers that can use just those) in a tier; those with none first."""
+        spans = self._tiers[tier]
+        ends = self._usable(tier, blocks, walk(spans, blocks, at, mask), at) if mask and len(spans) else []
+        rest = mask
+        for _, holders in ends:
+            rest &= ~holders
+        return [*([(0, rest)] if rest else []), *((end - at, holders) for end, holders in ends)]
+
+    def _usable(self, tier: Tier, blocks: Sequence[int], ends: list[tuple[int, int]], at: int) -> list[tuple[int, int]]:
+        return usable([window for window in self._windows if window.tier == tier], blocks, ends, at)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +173,7 @@ class ExactIndex:
         """
         if isinstance(event, KvStored):
             self.counters.events_stored += 1
-            if event.hashes:
+            if event.hashes or event.window:
                 self._stored(target, event, own)
         elif isinstance(event, KvRemoved):
             self.counters.events_removed += 1
@@ -171,15 +191,22 @@ class ExactIndex:
         """
         bit = self._slots.bit(target)
         awaited = self._translation.awaited.get(bit, {})
-        if tier is not None and (awaited or any(self.blocks_of(target, other) for other in TIERS if other != tier)):
-            spans, blocks = self._tiers[tier], list(self.blocks_of(target, tier))
-            self._translation.removed(bit, spans, list(awaited))
-            spans.copies.drop(bit, blocks)
-            return spans.remove(bit, blocks)
+        here = [] if tier is None else [self._tiers[tier], *(each.spans for each in self._windows if each.tier == tier)]
+        if here and (awaited or any(_held(spans, bit) for spans in self._all if spans not in here)):
+            for spans in here:
+                blocks = list(_held(spans, bit))
+                self._translation.removed(bit, spans, list(awaited))
+                spans.copies.drop(bit, blocks)
+                spans.remove(bit, blocks)
+            return
+        if bit:
+            self._windows_read[target] = [each.blocks for each in self._windows if each.workers & bit]
         bit, _ = self._slots.leave(target)
-        for spans in self._tiers.values():
+        for spans in self._all:
             spans.alive = self._slots.alive
             spans.forget(bit)
+        for window in self._windows:
+            window.workers &= ~bit
         self._translation.awaited.pop(bit, None)
 
     def remove(self, target: Target) -> None:
@@ -188,6 +215,7 @@ class ExactIndex:
         self._native.pop(target, None)
         self._salts.pop(target, None)
         self._copying.discard(target)
+        self._windows_read.pop(target, None)
 
     def sweep(self, step: int = _SWEEP_STEP) -> bool:
         """Clear a bounded part of what targets that are gone left behind; return True where nothing is left to do.
@@ -196,10 +224,9 @@ class ExactIndex:
         """
         if not self._slots.sweep_due:
             return True
-        order = list(self._tiers.values())
-        if order[self._sweeping].sweep(step):
+        if self._all[self._sweeping].sweep(step):
             self._sweeping += 1
-            if self._sweeping == len(order):
+            if self._sweeping == len(self._all):
                 self._sweeping = 0
                 self._slots.sweep_done()
         return False
@@ -208,13 +235,17 @@ class ExactIndex:
         known = target in self._slots
         bit = self._slots.join(target)
         if not known:
-            for spans in self._tiers.values():
+            for spans in self._all:
                 spans.alive = self._slots.alive
-            if target in self._copying:
-                self._device.copies.bits |= bit
-        native = self._is_native(target, own, bool(event.tokens) or event.local is not None)
-        spans = self._tiers[event.tier]
-        if event.block_size not in (0, self.block_size):
+            for blocks in self._windows_read.get(target, ()):
+                self._spans(event.tier, blocks, bit)
+        native = self._is_native(target, own, bool(event.tokens or event.window) or event.local is not None)
+        spans = self._spans(event.tier, event.window, bit)
+        if target in self._copying and event.tier == "device":
+            spans.copies.bits |= bit
+        if event.window and event.block_size not in (0, self.block_size):
+            self.counters.unplaced += len(event.hashes)
+        elif event.block_size not in (0, self.block_size):
             self.counters.refused_block_size += 1
             if not native:
                 self._translation.misplace(bit, salted(event.hashes, self._salt(target)))
@@ -222,7 +253,7 @@ class ExactIndex:
             spans.store(bit, unsigned(event.hashes), event.parent)
         else:
             self._translation.store(bit, spans, event, self.block_size, self._salt(target))
-        while self._ledger.total > self.blocks_max and max(self._tiers.values(), key=len).evict_oldest():
+        while self._ledger.total > self.blocks_max and max(self._all, key=len).evict_oldest():
             pass
 
     def _removed(self, target: Target, event: KvRemoved, own: bool | None) -> None:
@@ -230,12 +261,26 @@ class ExactIndex:
         if not bit:
             self.counters.removed_unknown += len(event.hashes)
             return
-        spans = self._tiers[event.tier]
+        spans = self._spans(event.tier, event.window, 0)
         by_engine = not self._is_native(target, own, False)
         names = salted(event.hashes, self._salt(target)) if by_engine else unsigned(event.hashes)
         if by_engine:
             self._translation.removed(bit, spans, names)
         spans.remove(bit, spans.take_copies(bit, names, by_engine=by_engine), by_engine=by_engine)
+
+    def _spans(self, tier: Tier, blocks: int, bit: int) -> Spans:
+        """Return the spans of a tier's blocks for full attention or, for a worker ``bit``, for a window of some."""
+        if not blocks:
+            return self._tiers[tier]
+        of_kind = [window for window in self._windows if window.blocks == blocks]
+        for each in () if of_kind else TIERS:
+            of_kind.append(AttentionWindow(each, blocks, Spans(self.counters, self._ledger, lazy=False)))
+            of_kind[-1].spans.alive = self._slots.alive
+            self._windows.append(of_kind[-1])
+            self._all.append(of_kind[-1].spans)
+        for window in of_kind:
+            window.workers |= bit
+        return next(window.spans for window in of_kind if window.tier == tier)
 
     def _salt(self, target: Target) -> int:
         salt = self._salts.get(target)
@@ -262,8 +307,7 @@ class ExactIndex:
 
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
         """Return every block that a target holds in a tier. Cost: walks all spans."""
-        bit = self._slots.bit(target)
-        return {block for _, span in self._tiers[tier].numbered() if span.mask & bit for block in span.hashes}
+        return _held(self._tiers[tier], self._slots.bit(target))
 
     def engine_hashes(self, target: Target, tier: Tier) -> list[int]:
         """Return what a target calls the blocks that it holds in a tier: 64 bits as its events have them, of each one.
@@ -285,12 +329,17 @@ class ExactIndex:
     def dump(self, target: Target) -> Iterator[KvStored]:
         """Yield events (with our own hashes) from which a fresh index holds the same for a target."""
         bit = self._slots.bit(target)
-        for tier, spans in self._tiers.items():
+        size = self.block_size
+        places = [(tier, 0, spans) for tier, spans in self._tiers.items()]
+        for window in self._windows:
+            if window.workers & bit:
+                yield KvStored(hashes=[], block_size=size, tier=window.tier, window=window.blocks)
+                places.append((window.tier, window.blocks, window.spans))
+        for tier, blocks, spans in places:
             for _, span in spans.numbered():
                 if span.mask & bit:
-                    yield KvStored(
-                        hashes=span.hashes.tolist(), parent=span.parent, block_size=self.block_size, tier=tier
-                    )
+                    hashes = span.hashes.tolist()
+                    yield KvStored(hashes=hashes, parent=span.parent, block_size=size, tier=tier, window=blocks)
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
@@ -300,6 +349,11 @@ class ExactIndex:
             "block_size": self.block_size,
             "slots": self._slots.snapshot(),
             "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
+            "windows": [
+                [each.tier, each.blocks, span_state.mask_bytes(each.workers), span_state.snapshot(each.spans)]
+                for each in self._windows
+            ],
+            "windows_read": [[target.worker, target.rank, read] for target, read in self._windows_read.items()],
             "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
             "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
             "copying": [[target.worker, target.rank] for target in sorted(self._copying)],
@@ -317,6 +371,12 @@ class ExactIndex:
         self._slots.restore(state["slots"])
         for tier, spans in self._tiers.items():
             span_state.restore(spans, state["tiers"][tier])
+        self._windows.clear()
+        del self._all[len(self._tiers) :]
+        for tier, blocks, workers, window in state.get("windows", []):  # an older version wrote none
+            span_state.restore(self._spans(tier, blocks, span_state.from_bytes(workers)), window)
+        read = state.get("windows_read", [])
+        self._windows_read = {Target(WorkerId(worker), rank): list(blocks) for worker, rank, blocks in read}
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
         self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
         self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}
@@ -329,18 +389,13 @@ class ExactIndex:
         """Raise `InvariantError` where the state contradicts itself. Cost: walks everything."""
         self._slots.check()
         pairs = [0] * len(self._ledger.pairs)
-        for tier, spans in self._tiers.items():
+        for spans in self._all:
             if spans.alive != self._slots.alive:
-                raise InvariantError(f"tier {tier} counts other targets than the index")
+                raise InvariantError("a tier counts other targets than the index")
             span_state.check(spans, pairs)
         if pairs != self._ledger.pairs:
             raise InvariantError(f"the ledger says {self._ledger.pairs}, the spans hold {pairs}")
 
 
-def _onwards(spans: Spans, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
-    """Return (how many blocks from ``at`` on, workers that hold just those) in one tier; those with none come first."""
-    ends = walk(spans, blocks, at, mask) if mask and len(spans) else []
-    rest = mask
-    for _, holders in ends:
-        rest &= ~holders
-    return [*([(0, rest)] if rest else []), *((end - at, holders) for end, holders in ends)]
+def _held(spans: Spans, bit: int) -> set[int]:
+    return {block for _, span in spans.numbered() if span.mask & bit for block in span.hashes}

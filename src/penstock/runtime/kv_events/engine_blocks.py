@@ -8,6 +8,8 @@ from penstock.kernel.hashing import SCHEME, chain
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Tier, WorkerCard
 from penstock.router.kv_index.engine_hash_map import AWAITED_MAX, unsigned, wordless
 
+Place = tuple[Tier, int]
+"""A tier, and the window of the layers whose blocks are there: 0 for full attention."""
 RUN_MAX = 4096
 """Blocks of one event of a dump."""
 
@@ -29,14 +31,14 @@ class EngineBlocks:
         self._block_size = card.block_size
         # As the router's index does: an engine of this kind publishes the end of each copy that it published.
         self._copies = card.engine == "vllm"
-        self._tiers: dict[Tier, dict[int, _Block]] = {tier: {} for tier in TIERS}
+        self._places: dict[Place, dict[int, _Block]] = {(tier, 0): {} for tier in TIERS}
         self._names: dict[int, int] = {}
         """The engine's hash -> ours."""
-        self._awaited: dict[int, set[Tier]] = {}
-        """Names that lower tiers announced before any event told which blocks they are -> those tiers."""
+        self._awaited: dict[int, set[Place]] = {}
+        """Names that were announced without tokens before any event told which blocks they are -> those places."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._tiers.values()))
+        return sum(map(len, self._places.values()))
 
     def apply(self, event: KvEvent) -> list[KvEvent]:
         """Apply an event, and return the resulting events under our hashes."""
@@ -44,67 +46,74 @@ class EngineBlocks:
             if event.tier is None:
                 self.clear()
             else:
-                self._tiers[event.tier].clear()
-                for tiers in self._awaited.values():
-                    tiers.discard(event.tier)
-                left = [stored for stored in self._tiers.values() if stored]
+                for place in [place for place in self._places if place[0] == event.tier]:
+                    self._places[place].clear()
+                    for places in self._awaited.values():
+                        places.discard(place)
+                left = [stored for stored in self._places.values() if stored]
                 self._names = {n: block for n, block in self._names.items() if any(block in stored for stored in left)}
             return [event]
         if isinstance(event, KvRemoved):
-            names = unsigned(event.hashes)
+            names, place = unsigned(event.hashes), (event.tier, event.window)
             blocks = self._known(names)
-            self._remove(event.tier, blocks)
+            self._remove(place, blocks)
             for name in () if self._native else names:
-                self._awaited.get(name, set()).discard(event.tier)
-                if not any(self._names.get(name) in stored for stored in self._tiers.values()):
+                self._awaited.get(name, set()).discard(place)
+                if not any(self._names.get(name) in stored for stored in self._places.values()):
                     self._names.pop(name, None)
-            return [KvRemoved(hashes=blocks, tier=event.tier)] if blocks else []
+            return [KvRemoved(hashes=blocks, tier=event.tier, window=event.window)] if blocks else []
         plain = wordless(event, native=self._native, block_size=self._block_size)
         assert isinstance(plain, KvStored)
         return self._stored(plain)
 
     def clear(self) -> None:
         """The engine holds nothing, or its blocks are unknown."""
-        for stored in self._tiers.values():
+        for stored in self._places.values():
             stored.clear()
         self._names.clear()
         self._awaited.clear()
 
     def dump(self) -> Iterator[KvStored]:
         """Yield events that give an empty index the same blocks."""
-        for tier, stored in self._tiers.items():
+        for place, stored in self._places.items():
+            if place[1]:
+                yield self._event([], None, place)  # so much is read by some layers, if nothing of it is there
             run: list[int] = []
             parent: int | None = None
             for block, entry in stored.items():
                 if run and (entry.parent != run[-1] or len(run) == RUN_MAX):
-                    yield self._event(run, parent, tier)
+                    yield self._event(run, parent, place)
                     run = []
                 if not run:
                     parent = entry.parent
                 run.append(block)
             if run:
-                yield self._event(run, parent, tier)
+                yield self._event(run, parent, place)
             for block, entry in stored.items():
                 for _ in range(entry.copies - 1):
-                    yield self._event([block], entry.parent, tier)
+                    yield self._event([block], entry.parent, place)
 
-    def _event(self, blocks: Sequence[int], parent: int | None, tier: Tier) -> KvStored:
-        return KvStored(hashes=list(blocks), parent=parent, block_size=self._block_size or 0, tier=tier)
+    def _event(self, blocks: Sequence[int], parent: int | None, place: Place) -> KvStored:
+        tier, window = place
+        size = self._block_size or 0
+        return KvStored(hashes=list(blocks), parent=parent, block_size=size, tier=tier, window=window)
 
     def _stored(self, event: KvStored) -> list[KvEvent]:
-        names = unsigned(event.hashes)
+        names, place = unsigned(event.hashes), (event.tier, event.window)
         if self._native:
-            self._store(event.tier, names, event.parent)
+            self._store(place, names, event.parent)
             return [event]
-        if event.local is None:  # a copy into a lower tier comes without tokens
+        if event.local is None:  # a copy into a lower tier comes without tokens, and so do blocks of a window
+            first: list[KvEvent] = [] if place in self._places else [self._event([], None, place)]
+            self._places.setdefault(place, {})
             for name in names:
                 if name not in self._names:
-                    self._await(name, event.tier)
-            return [self._copied(block, event.tier) for block in self._known(names)]
+                    self._await(name, place)
+            return first + [self._copied(block, place) for block in self._known(names)]
         if event.tier != "device" and names[0] in self._names:
             # As in the router's index: names say more than tokens, which may come without the salt of their prompt.
             known = next((i for i, name in enumerate(names) if name not in self._names), len(names))
-            copied = [self._copied(block, event.tier) for block in self._known(names[:known])]
+            copied = [self._copied(block, place) for block in self._known(names[:known])]
             if known == len(names):
                 return copied
             local, last = event.local[known:], event.hashes[known - 1]
@@ -121,27 +130,27 @@ class EngineBlocks:
             if (before := self._names.get(name)) is not None and before != block
         ]
         changed: list[KvEvent] = []
-        for tier in TIERS if replaced else ():
+        for held in list(self._places) if replaced else ():
             # An old engine hash for a new block: the engine can't hold the old block any more.
-            removed = [block for block in replaced if block in self._tiers[tier]]
+            removed = [block for block in replaced if block in self._places[held]]
             if removed:
-                changed.append(KvRemoved(hashes=removed, tier=tier))
-                self._remove(tier, removed)
+                changed.append(KvRemoved(hashes=removed, tier=held[0], window=held[1]))
+                self._remove(held, removed)
         self._names.update(zip(names, blocks, strict=True))
-        self._store(event.tier, blocks, parent)
+        self._store(place, blocks, parent)
         changed.append(KvStored(hashes=blocks, parent=parent, block_size=event.block_size, tier=event.tier))
         for name, block in zip(names, blocks, strict=True) if self._awaited else ():
-            changed += [self._copied(block, tier) for tier in sorted(self._awaited.pop(name, ()))]
+            changed += [self._copied(block, waits) for waits in sorted(self._awaited.pop(name, ()))]
         return changed
 
-    def _copied(self, block: int, tier: Tier) -> KvEvent:
-        """Store a block that another tier holds; return the event that says so."""
+    def _copied(self, block: int, place: Place) -> KvEvent:
+        """Store a block that another place holds; return the event that says so."""
         parent = self._parent_of(block)
-        self._store(tier, [block], parent)
-        return self._event([block], parent, tier)
+        self._store(place, [block], parent)
+        return self._event([block], parent, place)
 
-    def _await(self, name: int, tier: Tier) -> None:
-        self._awaited.setdefault(name, set()).add(tier)
+    def _await(self, name: int, place: Place) -> None:
+        self._awaited.setdefault(name, set()).add(place)
         if len(self._awaited) > AWAITED_MAX:
             del self._awaited[next(iter(self._awaited))]
 
@@ -153,21 +162,21 @@ class EngineBlocks:
         return [block for block in translated if block is not None]
 
     def _parent_of(self, block: int) -> int | None:
-        entries = (stored.get(block) for stored in self._tiers.values())
+        entries = (stored.get(block) for stored in self._places.values())
         return next((entry.parent for entry in entries if entry is not None), None)
 
-    def _store(self, tier: Tier, blocks: Iterable[int], parent: int | None) -> None:
-        stored = self._tiers[tier]
+    def _store(self, place: Place, blocks: Iterable[int], parent: int | None) -> None:
+        stored = self._places.setdefault(place, {})
         for block in blocks:
             entry = stored.get(block)
             if entry is None:
                 stored[block] = _Block(parent)
-            elif self._copies and tier == "device":
+            elif self._copies and place[0] == "device":
                 entry.copies += 1
             parent = block
 
-    def _remove(self, tier: Tier, blocks: Iterable[int]) -> None:
-        stored = self._tiers[tier]
+    def _remove(self, place: Place, blocks: Iterable[int]) -> None:
+        stored = self._places.get(place, {})
         for block in blocks:
             entry = stored.get(block)
             if entry is None:

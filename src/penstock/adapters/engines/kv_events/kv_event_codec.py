@@ -18,7 +18,9 @@ from penstock.kernel.values import JsonObject, KvCleared, KvEvent, KvRemoved, Kv
 MASK = (1 << 64) - 1
 
 MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Attention whose blocks stay for as long as the prefix is cached; the others (windows, Mamba) do not show that."""
+"""Attention that reads all of a prefix; a window's blocks, or states, stand for a part of it."""
+STATE_KIND = "mamba"
+"""Layers that go on from one state, whose block is the last of a prefix."""
 
 TIER_OF_MEDIUM: dict[str, Tier] = {
     "": "device",
@@ -59,11 +61,11 @@ class WireBatch(NamedTuple):
 
 
 class KvDecoder:
-    """Decode the batches of one publisher, remembering which of its cache groups is the main one.
+    """Decode the batches of one publisher, remembering its cache groups: the main one, and those with windows.
 
     ``dropped`` counts events that are well formed but are not about a prefix held by this worker, by reason:
-    ``group`` (sliding window, Mamba...), ``remote`` (a shared pool elsewhere), ``medium`` (an unknown tier), ``type``
-    (an event that newer engines send).
+    ``group`` (like another, or its window is not known), ``remote`` (a shared pool elsewhere), ``medium`` (an unknown
+    tier), ``type`` (an event that newer engines send).
 
     Args:
         cleared: what `AllBlocksCleared` is about: vLLM clears its device's cache and leaves the tiers below it alone.
@@ -73,6 +75,8 @@ class KvDecoder:
         self.dropped: Counter[str] = Counter()
         self._cleared = KvCleared(tier=cleared)
         self._main: int | None = None
+        self._windows: dict[int, int] = {}
+        """Group -> blocks that its layers read."""
 
     def decode(self, payload: bytes) -> WireBatch:
         """Decode one message.
@@ -115,18 +119,18 @@ class KvDecoder:
 
     def _stored(self, fields: JsonObject) -> KvStored | None:
         get = fields.get
-        if not self._is_main(get("group_idx"), get("kv_cache_spec_kind")):
-            self.dropped["group"] += 1
-            return None
-        tier = self._tier(fields)
-        if tier is None:
+        window = 0 if self._is_main(get("group_idx"), get("kv_cache_spec_kind")) else self._window(fields)
+        tier = None if window is None else self._tier(fields)
+        if window is None or tier is None:
             return None
         hashes = _hashes(get("block_hashes"))
-        parent = get("parent_block_hash")
-        parent = None if parent is None else _hash(parent)
         block_size = get("block_size", 0)
         if not _is_count(block_size):
             raise WireError(f"block_size is {_what(block_size)}, not a count of tokens")
+        if window:
+            return KvStored(hashes=hashes, block_size=block_size, tier=tier, window=window)
+        parent = get("parent_block_hash")
+        parent = None if parent is None else _hash(parent)
         tokens = _tokens(get("token_ids"))
         if tokens and len(tokens) != len(hashes) * block_size:
             raise WireError(f"{len(tokens)} token_ids for {len(hashes)} blocks of {block_size}")
@@ -134,11 +138,11 @@ class KvDecoder:
         return KvStored(hashes=hashes, parent=parent, tokens=tokens, block_size=block_size, extras=extras, tier=tier)
 
     def _removed(self, fields: JsonObject) -> KvRemoved | None:
-        if not self._is_main(fields.get("group_idx"), None):
-            self.dropped["group"] += 1
+        window = 0 if self._is_main(fields.get("group_idx"), None) else self._window(fields)
+        tier = None if window is None else self._tier(fields)
+        if window is None or tier is None:
             return None
-        tier = self._tier(fields)
-        return None if tier is None else KvRemoved(hashes=_hashes(fields.get("block_hashes")), tier=tier)
+        return KvRemoved(hashes=_hashes(fields.get("block_hashes")), tier=tier, window=window)
 
     def _is_main(self, group: Any, kind: Any) -> bool:
         """Return whether a cache group stands for the prefix; a removal names no kind, so stored events define it."""
@@ -155,6 +159,22 @@ class KvDecoder:
             # one must not race with its presence in another.
             return kind in MAIN_KINDS and bool(group == self._main)
         return bool(group == (0 if self._main is None else self._main))
+
+    def _window(self, fields: JsonObject) -> int | None:
+        """Return how many blocks the layers of a group that is not the main one read; None, counted, to leave it out.
+
+        Of several groups with the same window one is enough, as of those with full attention.
+        """
+        group, size = fields.get("group_idx"), fields.get("block_size")
+        tokens = 2 if fields.get("kv_cache_spec_kind") == STATE_KIND else fields.get("kv_cache_spec_sliding_window")
+        found = self._windows.get(group) if _is_count(group) else None
+        if found is None and _is_count(group) and _is_count(size) and _is_count(tokens) and size and tokens:
+            window = max(1, -(-(tokens - 1) // size))  # the token itself is one of those that it reads
+            if window not in self._windows.values():
+                found = self._windows[group] = window
+        if found is None:
+            self.dropped["group"] += 1
+        return found
 
     def _tier(self, fields: JsonObject) -> Tier | None:
         if fields.get("locality") == "REMOTE":
@@ -248,6 +268,8 @@ def _named(tag: Any, event: list[Any]) -> JsonObject:
             fields["kv_cache_spec_kind"] = value
         elif _is_count(value) and "group_idx" not in fields:
             fields["group_idx"] = value
+        elif _is_count(value):
+            fields["kv_cache_spec_sliding_window"] = value
     return fields
 
 
