@@ -248,7 +248,7 @@ class ModelPool:
                     found[target] = HeldBlocks(depth, source="approximate")
         if text or self.exact is None:
             return found
-        exact = self.exact.overlap(blocks).items()
+        exact = self.exact.overlap(self._reachable(prompt)).items()
         found.update(
             [(target, held) for target, held in exact if target not in found or held.device >= found[target].device]
             if found
@@ -257,10 +257,16 @@ class ModelPool:
         if self.predicted is not None:
             for target, depth in self.predicted.overlap(blocks, now).items():
                 known = found.get(target, NOTHING)
-                if depth > known.device:
+                if depth > known.device and not self.exact.windowed(target):  # of its windows, not all will stay
                     beyond = max(0, known.device + known.host - depth)
                     found[target] = HeldBlocks(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
         return found
+
+    def _reachable(self, prompt: Prompt) -> Sequence[int]:
+        """Return a prompt's blocks for the exact index. The last token is computed: a window has to end before it."""
+        if self.exact is None or not self.exact.windowed():
+            return prompt.blocks
+        return prompt.blocks[: max(0, prompt.isl - 1) // self.block_size]
 
     def overlap_columns(
         self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
@@ -273,7 +279,7 @@ class ModelPool:
             return device, lower, source
         guessed = None if self.history is None else self.history.column(blocks, place, now)
         if self.exact is not None and not text:
-            device, tiers = self.exact.columns(blocks, place)
+            device, tiers = self.exact.columns(self._reachable(prompt), place)
             lower = list(tiers)
             source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
         if guessed is not None and np.count_nonzero(guessed):
@@ -285,10 +291,12 @@ class ModelPool:
         if self.predicted is not None and self.exact is not None and not text:
             depth = self.predicted.column(blocks, place, now)
             more = depth > device
+            if self.exact.windowed():
+                more &= np.array([not self.exact.windowed(target) for target in place])
             if np.count_nonzero(more):
                 if lower:
                     lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
-                device = np.maximum(depth, device)
+                device = np.where(more, depth, device)
                 source = np.where(more, SOURCES.index("predicted"), source)
         return device, lower, source
 

@@ -1,16 +1,30 @@
-"""Do models with several groups of attention layers get right answers from the tier process, also after a restart?"""
+"""Do models with several groups of attention layers get right answers from the tier process, also after a restart?
 
+And does a router expect of them what they have? A prefix whose window is gone is computed anew.
+"""
+
+import random
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.engine_ports import free_port
+from tests.live.cluster import Served, served
+from tests.vllm.asking import ask, asking, completion
+from tests.vllm.attached.heard import worker_status
 from tests.vllm.conftest import made
+from tests.vllm.server import BLOCK, VllmServer, events_config
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts
 from tests.vllm.tiers.test_7_identity import kept
-from tests.vllm.tiers.tiered import CACHED, native, prompts, tiered
+from tests.vllm.tiers.tiered import CACHED, TOKENS, native, prompts, tiered
+from tests.vllm.truth import replay
+from tests.vllm.waiting import eventually
 
 ROOM = ("--num-gpu-blocks-override", "160")
 """Each group has blocks of its own."""
+
+
+PROBES = 60
 
 
 async def test_a_sliding_window_comes_back_from_host_and_disk_and_after_a_restart(venv: Path, tmp_path: Path) -> None:
@@ -29,3 +43,41 @@ async def test_a_sliding_window_comes_back_from_host_and_disk_and_after_a_restar
             assert min(answer.cached for answer in again) >= CACHED - 128, "all but a window of the last tokens"
     finally:
         process.kill()
+
+
+async def test_a_router_expects_what_the_windows_allow(venv: Path, tmp_path: Path) -> None:
+    model = made(venv, "windowed.py", "vllm-windowed")
+    flags = ["--kv-events-config", events_config("kv@windowed")]
+    server = VllmServer(venv, model, free_port(), tmp_path / "log", flags=flags)
+    arguments = ["attach", server.url, "--tokenizer", str(model), "--frontend.port", str(free_port()), "--canary.idle"]
+    try:
+        server.wait_ready()
+        with served(tmp_path, *arguments, "0") as front:
+            rng, said = random.Random(7), prompts()
+            kinds = {"ended elsewhere": 0, "went on": 0, "other": 0}
+            async with asking() as http:
+                for number in range(PROBES):
+                    if number % 8 == 0:
+                        said.append([rng.randrange(10, 2000) for _ in range(rng.randint(TOKENS // 2, TOKENS))])
+                    old = rng.choice(said[-12:])
+                    cut = rng.choice((320, len(old) // 2, len(old)))
+                    prompt = old[:cut] + [rng.randrange(10, 2000) for _ in range(rng.choice((0, BLOCK, 200)))]
+                    await eventually(lambda: applied(front) == announced(server))
+                    answer = await ask(http, front.url, completion(prompt, 2))
+                    assert answer.status == 200, answer.error
+                    assert answer.expected == answer.cached, (number, cut, len(old), len(prompt))
+                    said.append(prompt)
+                    kind = "other" if answer.cached in (0, cut // BLOCK * BLOCK) else "went on"
+                    kinds[kind if cut == len(old) or answer.cached else "ended elsewhere"] += 1
+            assert min(kinds.values()) > 0, kinds
+    finally:
+        server.stop()
+
+
+def applied(front: Served) -> int:
+    return int(worker_status(front, "attached-0")["kv_events"]["applied"])
+
+
+def announced(server: VllmServer) -> int:
+    """Return how many KV events a server has announced."""
+    return sum(len(events) for _, (_, events, *_) in replay(server, 0))

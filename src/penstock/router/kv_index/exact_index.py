@@ -305,6 +305,13 @@ class ExactIndex:
         """Return how many blocks a target holds, all tiers together."""
         return self._slots.pairs(target)
 
+    def windowed(self, target: Target | None = None) -> bool:
+        """Tell whether some layers of a target, or of any, read a window of a prompt or one state."""
+        if target is None:
+            return bool(self._windows)
+        bit = self._slots.bit(target)
+        return any(window.workers & bit for window in self._windows)
+
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
         """Return every block that a target holds in a tier. Cost: walks all spans."""
         return _held(self._tiers[tier], self._slots.bit(target))

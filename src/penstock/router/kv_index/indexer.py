@@ -108,6 +108,10 @@ class EventIndexer(Indexer[HeldBlocks], Protocol):
         """Return how many blocks a target holds."""
         ...
 
+    def windowed(self, target: Target | None = None) -> bool:
+        """Tell whether some layers of a target, or of any, read a window of a prompt or one state."""
+        ...
+
     def blocks_of(self, target: Target) -> set[int]:
         """Return every block that a target holds. Cost: walks everything."""
         ...

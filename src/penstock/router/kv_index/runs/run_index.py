@@ -82,6 +82,10 @@ class RunIndex:
         """Return how many blocks a target holds."""
         return self._reach.pairs.get(target, 0)
 
+    def windowed(self, target: Target | None = None) -> bool:
+        """Return False: simulated engines have full attention, whatever their timing says."""
+        return False
+
     def blocks_of(self, target: Target) -> set[int]:
         """Return every block that a target holds. Cost: walks everything."""
         return self._reach.names(target)
