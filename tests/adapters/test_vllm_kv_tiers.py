@@ -2,23 +2,34 @@
 
 import json
 
-from penstock.adapters.engines.vllm_kv_tiers import STAGING_MAX, STAGING_MIN, kv_transfer_config, with_handoff
+import pytest
+
+from penstock.adapters.engines.vllm_kv_tiers import (
+    STAGING_MAX,
+    STAGING_MIN,
+    host_memories,
+    kv_transfer_config,
+    with_handoff,
+)
 from penstock.config.settings.cache_settings import CacheSettings
 
 
-def staging(host: int) -> int:
-    config = json.loads(json.dumps(kv_transfer_config("/run/tier.sock", CacheSettings(host=host), "main-0")))
+def memory_of_the_engine(cache: CacheSettings) -> int:
+    config = json.loads(json.dumps(kv_transfer_config("/run/tier.sock", cache, "main-0")))
     (tier,) = config["kv_connector_extra_config"]["secondary_tiers"]
     assert (tier["socket"], tier["worker"]) == ("/run/tier.sock", "main-0")
     assert tier["hash_algorithm"] == "sha256_cbor"
     return int(config["kv_connector_extra_config"]["cpu_bytes_to_use"])
 
 
-def test_blocks_go_through_a_part_of_the_host_memory() -> None:
-    assert staging(1 << 20) == 1 << 19
-    assert staging(1 << 30) == STAGING_MIN
-    assert staging(16 << 30) == 2 << 30
-    assert staging(1 << 40) == STAGING_MAX
+@pytest.mark.parametrize(
+    ("host", "staging"),
+    [(1 << 20, 1 << 19), (1 << 30, STAGING_MIN), (16 << 30, 2 << 30), (1 << 40, STAGING_MAX)],
+)
+def test_the_host_tier_is_the_engines_unless_others_are_to_read_it(host: int, staging: int) -> None:
+    alone, shared = CacheSettings(host=host), CacheSettings(host=host, peers=True)
+    assert host_memories(alone) == (host, staging) and memory_of_the_engine(alone) == host
+    assert host_memories(shared) == (staging, host) and memory_of_the_engine(shared) == staging
 
 
 def test_a_hand_off_is_asked_before_the_tiers() -> None:

@@ -24,9 +24,8 @@ from tests.vllm.waiting import eventually
 WORKER = "main-0"
 GPU_BLOCKS = 80
 NEXT, FLOOD = 22, 5
-"""Seconds after which a session says to come back; fives of prompts that push it out of 64 MiB of host memory."""
-OTHERS = 10
-"""Prompts that push all earlier blocks out of vLLM's own KV memory and its host tier of 32 MiB, and few out of ours."""
+"""Seconds after which a session says to come back; fives of prompts that push all earlier blocks out of vLLM's own KV
+memory and host tier of 64 MiB, and out of the 32 MiB of the tier process: then its disk alone has them."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +62,11 @@ async def answers(cluster: Served, asked: list[list[int]], **headers: str) -> li
             got.append(await ask(http, cluster.url, body, headers=headers or None))
             assert got[-1].status == 200, got[-1].error
     return got
+
+
+async def flood(cluster: Served, first: int) -> None:
+    for seed in range(first, first + FLOOD):
+        await answers(cluster, prompts(seed))
 
 
 def texts(some: list[Answer]) -> list[list[int]]:
@@ -114,7 +118,7 @@ def listens(socket: Path) -> bool:
 async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Served, folder: Path) -> None:
     first = await answers(cluster, prompts())
     assert max(answer.cached for answer in first) == 0
-    await answers(cluster, prompts(6) + prompts(7))
+    await flood(cluster, 60)
     again = await answers(cluster, prompts())
     assert texts(again) == texts(first)
     assert sum(answer.cached for answer in again) >= 0.8 * PROMPTS * CACHED
@@ -165,7 +169,7 @@ async def test_copies_of_a_salted_prompt_are_expected_for_its_salt_alone(cluster
         return answer
 
     first = await asked(cache_salt="one")
-    await answers(cluster, prompts(41) + prompts(42))  # OTHERS: now only our tiers have it
+    await flood(cluster, 41)
     again, other, bare = await asked(cache_salt="one"), await asked(cache_salt="two"), await asked()
     assert texts([again, other, bare]) == texts([first] * 3)
     assert min(again.cached, again.expected) >= CACHED, again.headers
@@ -181,18 +185,13 @@ async def test_a_sessions_blocks_are_brought_up_before_its_next_request(cluster:
         name = f'penstock_kv_tier_prefetched_total{{result="{result}"}} '
         return next((float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)), 0.0)
 
-    async def flood(first: int) -> None:
-        """Push all that is there out of the engine, its host tier and ours; the disk has it all."""
-        for seed in range(first, first + FLOOD):
-            await answers(cluster, prompts(seed))
-
     def session(name: str) -> dict[str, str]:
         return {"x-penstock-session-id": name, "x-penstock-next-request-in": str(NEXT)}
 
     away, back = prompts(20)[:1], prompts(20)[1:2]
     (first,) = await answers(cluster, back, **session("back"))
     await answers(cluster, away, **session("away"))
-    await flood(21)
+    await flood(cluster, 21)
     whole = CACHED // BLOCK
     await eventually(lambda: prefetched("brought") >= 0.8 * 2 * whole, story=lambda: prefetched("brought"))
     brought, used = prefetched("brought"), prefetched("used")
@@ -204,7 +203,7 @@ async def test_a_sessions_blocks_are_brought_up_before_its_next_request(cluster:
     (model,) = cluster.get("/admin/status")[1]["models"]
     assert model["awaited"] == {"home": 1, "elsewhere": 0}
     wasted = prefetched("wasted")
-    await flood(21 + FLOOD)
+    await flood(cluster, 21 + FLOOD)
     await eventually(lambda: prefetched("wasted") - wasted >= 0.8 * whole, story=lambda: prefetched("wasted"))
 
 

@@ -9,7 +9,13 @@ class CacheSettings(Settings, frozen=True, kw_only=True):
     """Tiers below each engine's own KV memory; without host memory there are none."""
 
     host: Annotated[
-        int, Knob("Host memory of each engine's tier process for KV blocks; 0 is no tiers.", unit="bytes", ge=0)
+        int,
+        Knob(
+            "Host memory of each engine for KV blocks; 0 is no tiers. It is vLLM's own, and the tier process below it "
+            "has an eighth as much; with peers the other way round.",
+            unit="bytes",
+            ge=0,
+        ),
     ] = 0
     disk: Annotated[int, Knob("Disk for KV blocks of each engine; 0 is none.", unit="bytes", ge=0)] = 0
     disk_dirs: Annotated[

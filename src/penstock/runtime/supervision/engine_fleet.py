@@ -24,6 +24,7 @@ from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.adapters.engines.sim.sim_process import SIBLING_ENV
 from penstock.adapters.engines.sleep_mode import put_to_sleep, wake
+from penstock.adapters.engines.vllm_kv_tiers import host_memories
 from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
@@ -269,7 +270,7 @@ class EngineFleet:
                 self._weight_sockets[f"{model}/{name}"] = self._weights.add(base, checkpoint)
             template = EngineTemplate(base, self._launcher(model, name, pool), gpus)
             if self._tiers is not None and has_tier_process(pool):
-                self._caches[base] = pool.cache
+                self._caches[base] = msgspec.structs.replace(pool.cache, host=host_memories(pool.cache)[1])
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
             # In pods that is the kubelet's to do.
             health = pool.health.limits if self._elsewhere is None else None
