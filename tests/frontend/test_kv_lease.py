@@ -46,6 +46,7 @@ class Split:
 
     def __init__(self, s: Stand, lease: int, pause: float) -> None:
         self.s, self.pause = s, pause
+        self.metrics: dict[str, Any] | None = None
         s.join(s.engines[0], **ROLE, role="prefill", labels={"kv_lease": str(lease)}, epoch=2)
         s.join(s.engines[1], **ROLE, role="decode", epoch=2)
         s.engines[0].reply, s.engines[1].reply = self.prefill, self.decode
@@ -58,7 +59,10 @@ class Split:
     async def decode(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if "kv_transfer_params" in body:
             await asyncio.sleep(self.pause)
-        return await answer_well(request, body)
+        reply = await answer_well(request, body)
+        if self.metrics is not None and not body.get("stream"):
+            return web.json_response({**json.loads(reply.body), "metrics": self.metrics})  # type: ignore[attr-defined]
+        return reply
 
     @property
     def asked(self) -> list[tuple[bool, str | None]]:
@@ -77,6 +81,30 @@ async def test_an_answer_that_came_after_the_lease_is_made_anew_without_what_was
         (first, first_salt), (second, second_salt) = split.asked
         assert (first, second) == (True, False)
         assert first_salt == salt and second_salt == f"{salt or ''}r", "what it fetched may be in its prefix cache"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "pace", "repeated"),
+    [
+        (None, None, True),
+        ({"generation_time_ms": 1_200.0}, None, False),
+        ({"generation_time_ms": 10.0}, None, True),
+        ({"generation_time_ms": "long"}, None, True),
+        (None, 0.5, False),
+        (None, 0.001, True),
+    ],
+)
+async def test_an_answer_in_one_piece_counts_where_its_first_token_came_in_time(
+    metrics: dict[str, Any] | None, pace: float | None, repeated: bool
+) -> None:
+    async with stand(2, settings=SETTINGS) as s:
+        split = Split(s, lease=1, pause=1.3)
+        split.metrics = metrics
+        if pace is not None:
+            s.service.open_attempts.paces[WorkerId(s.engines[1].name)] = pace
+        reply = await s.chat()
+        assert reply.status == 200, await reply.text()
+        assert [fetches for fetches, _ in split.asked] == [True, False][: 1 + repeated]
 
 
 async def test_kv_near_its_leases_end_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

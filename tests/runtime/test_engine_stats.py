@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.adapters.engines.stats.step_stats_source import Source
@@ -205,3 +206,24 @@ def test_status_has_rates_and_leaves_the_unknown_open() -> None:
     assert shown.wall_decode_seqs == 4.0 and shown.wall_passes == 100
     assert shown.wall_prefill_tokens_per_s is None and shown.wall_decode_kv_tokens is None
     assert shown.source == "metrics" and shown.wall_age_s == 2.0
+
+
+async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter(["7.0", "7.0", "9.0", "1.0", "2.0"])
+
+    async def text(self: Any, path: str) -> str:
+        return f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {next(pages)}'
+
+    monkeypatch.setattr(module.EngineServer, "text", text)
+    stats = EngineStats(EngineStatsSettings(), lambda _: IDLE, "r")
+    stats.start(msgspec.structs.replace(card(A), role="prefill"))
+    stats.start(msgspec.structs.replace(card(B), role="decode"))
+    counts = []
+    for _ in range(5):
+        await stats.ask()
+        counts.append([finding.text for finding in stats.findings()])
+    await stats.close()
+    assert counts[:2] == [[], []], "from before it was watched"
+    assert counts[2] == ["KV of 2 requests expired on a after its lease of 30 s, before another engine had fetched it"]
+    assert counts[3] == [], "the engine started anew"
+    assert "KV of 1 request expired on a" in counts[4][0]

@@ -1,5 +1,6 @@
 """Usage of a whole answer: reads its token counts and finish reasons, and nothing else."""
 
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +21,13 @@ class AnswerEnd(msgspec.Struct):
     choices: Annotated[list[_EndedChoice], msgspec.Meta(min_length=1)]
     counts: Any = msgspec.field(default=None, name="usage")
     error: Any = None
+    metrics: Any = None
+
+    @property
+    def generation(self) -> float:
+        """Seconds from the first token to the last, where the engine says so (vLLM's per-request metrics), else 0."""
+        took = self.metrics.get("generation_time_ms") if isinstance(self.metrics, dict) else None
+        return took / 1e3 if isinstance(took, int | float) and 0 < took < math.inf else 0.0
 
     @property
     def failed(self) -> bool:

@@ -6,14 +6,19 @@ A planner is one reader, the status page another: each takes the sum since its l
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.adapters.engines.dialects.dialect import samples
+from penstock.adapters.engines.dialects.dialect_registry import dialect_of
+from penstock.adapters.engines.dialects.kv_transfer_protocol import lease_of
+from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.stats.step_stats_source import Source, StepSource, steps_of
 from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import EngineStatsSettings
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import StepStats, WorkerCard, WorkerId
-from penstock.router.status_rows import StepsStatus
+from penstock.router.status_rows import StatusFinding, StepsStatus
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed
 
 log = logging.getLogger("penstock.stats")
@@ -43,6 +48,8 @@ class _WatchedEngine:
     since: float
     samples: list[LoadLook] = field(default_factory=list)
     last: StatsWindow | None = None
+    expired: list[float] = field(default_factory=list)
+    """The engine's count of requests whose KV expired: at first, and now."""
     unread: dict[str, StepStats] = field(default_factory=dict)
     """Reader -> the sum that it has not taken yet."""
 
@@ -105,6 +112,19 @@ class EngineStats:
         watched = self._watched.get(worker)
         return None if watched is None else watched.last
 
+    def findings(self) -> Iterator[StatusFinding]:
+        """Yield on which engines KV expired since they are watched: whoever fetched it later may have got another's."""
+        for worker, watched in self._watched.items():
+            count = round(watched.expired[-1] - watched.expired[0]) if watched.expired else 0
+            if count:
+                yield StatusFinding(
+                    "warning",
+                    f"KV of {counted(count, 'request')} expired on {worker} after its lease of "
+                    f"{lease_of(watched.card):g} s, before another engine had fetched it",
+                    "decode workers are behind or stood still: start it with a longer kv_lease_duration, and say so in "
+                    "its label kv_lease",
+                )
+
     def take(self, reader: str) -> dict[WorkerId, StepStats]:
         """Return what every engine did since this reader's last call; engines without a report are absent."""
         known = reader in self._readers
@@ -132,11 +152,22 @@ class EngineStats:
         self._watched.clear()
         await self._http.close()
 
+    async def _count_expired(self, watched: _WatchedEngine) -> None:
+        """Read the count of an engine that holds KV for others."""
+        card, name = watched.card, dialect_of(watched.card.engine).counters.kv_expired
+        if name is None or card.role != "prefill":
+            return
+        page = await EngineServer(self._http.session, card.url).text("/metrics")
+        now = None if page is None else samples(page).get(name)
+        if now is not None:
+            watched.expired = [*watched.expired[:1], now] if now >= sum(watched.expired[:1]) else [now]
+
     async def _ask(self, watched: _WatchedEngine) -> None:
         looks, watched.samples = watched.samples, []
         busy = any(look.decoding or look.silent for look in looks)
         try:
             steps = await watched.source.take(busy=busy)
+            await self._count_expired(watched)
         except Exception:  # supervision boundary: one engine's bad answer must not end the statistics of all
             log.exception("the passes of %s could not be read", watched.card.id)
             steps = None

@@ -151,7 +151,7 @@ class RouterNode:
     def status(self) -> NodeStatus:
         """Return the router's status with the observations of the parts around it."""
         status = self.router.status(self.live.now())
-        self.observers.describe(status.workers)
+        self.observers.describe(status)
         self.crashes.describe(status.workers)
         if not self.membership.available:
             frozen = counted(len(self.membership.cards), "worker")

@@ -10,7 +10,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import WorkerCordoned
 from penstock.router.router import Router
-from penstock.router.status_rows import WorkerStatus
+from penstock.router.status_rows import RouterStatus
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.canary import Canary
 from penstock.runtime.node.engine_stats import EngineStats
@@ -58,9 +58,10 @@ class WorkerObservers:
         await self.canary.close()
         await self.stats.close()
 
-    def describe(self, workers: list[WorkerStatus]) -> None:
-        """Add the observations of each worker to its row of the status."""
-        for row in workers:
+    def describe(self, status: RouterStatus) -> None:
+        """Add the observations of each worker to its row of a status, and what an operator should know of them."""
+        status.findings += self.stats.findings()
+        for row in status.workers:
             row.steps = self.stats.status(WorkerId(row.id))
             row.canary = self.canary.status(WorkerId(row.id))
 

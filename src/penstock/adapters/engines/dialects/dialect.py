@@ -58,6 +58,8 @@ class MetricNames:
     """Requests that had their first token."""
     itl_sum: str | None = None
     itl_count: str | None = None
+    kv_expired: str | None = None
+    """Requests whose KV no other engine fetched within its lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

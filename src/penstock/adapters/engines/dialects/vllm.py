@@ -134,6 +134,7 @@ VLLM = Dialect(
         first_tokens="vllm:time_to_first_token_seconds_count",
         itl_sum="vllm:inter_token_latency_seconds_sum",
         itl_count="vllm:inter_token_latency_seconds_count",
+        kv_expired="vllm:nixl_num_kv_expired_reqs_total",
     ),
     leaving_words=(
         "cannot schedule new futures after shutdown",
