@@ -1,0 +1,89 @@
+"""Is each answer of a pair right whose KV is held for 3 s, while its processes stand still for longer and are killed?
+
+Where an engine reads KV that was let go, its answer has status 200, a wrong text, and stays in its prefix cache.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.adapters.engine_ports import free_port
+from tests.depth import deep
+from tests.live.cluster import Served, served, until
+from tests.vllm.asking import Answer, ask, asking, completion
+from tests.vllm.handoff import conftest as pair
+from tests.vllm.handoff.test_1_splits import DECODE, PREFILL, prompt, rows
+from tests.vllm.server import CPU_ENV, START_LIMIT
+from tests.vllm.waiting import eventually
+
+LEASE = 3
+"""Seconds."""
+STILL = 2 * LEASE
+ASKED, EVERY = deep(500), 50
+"""Requests, and how many of them are sent between two faults."""
+CLIENTS, OUTPUT = 6, 8
+FAULTS = ((DECODE, signal.SIGSTOP), (PREFILL, signal.SIGSTOP), (DECODE, signal.SIGSTOP), (DECODE, signal.SIGKILL))
+
+
+@pytest.fixture(scope="module")
+def leased(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("leased")
+    found = json.loads(pair.config(venv, checkpoint))
+    held = json.dumps({**pair.KV, "kv_connector_extra_config": {"kv_lease_duration": LEASE}})
+    for pool in next(iter(found["models"].values()))["pools"].values():
+        pool["args"][-1] = f"--kv-transfer-config={held}"
+        pool["labels"] = {"kv_lease": str(LEASE)}
+    (folder / "pd.yaml").write_text(json.dumps(found))
+    env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    up = ("up", "pd.yaml", "--frontend.port", str(free_port()))
+    with served(folder, *up, env=env, start_limit=START_LIMIT) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 2, 10.0)
+        yield cluster
+
+
+def process_of(cluster: Served, worker: str) -> int:
+    port = rows(cluster)[worker]["url"].rpartition(":")[2].encode()
+    return cluster.children_named(b"\0serve\0", b"\0--port\0" + port + b"\0")[0]
+
+
+async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
+    rng = random.Random(23)
+    some = [prompt(rng, rng.choice((100, 400, 900))) for _ in range(ASKED // 2)]
+    asked = some + rng.sample(some, len(some))  # what an answer left in a prefix cache serves the second one
+    answers: list[tuple[list[int], Answer]] = []
+    left = iter(asked)
+
+    async def client(streamed: bool) -> None:
+        async with asking() as http:
+            for tokens in left:
+                body = completion(tokens, OUTPUT, return_token_ids=True)
+                answers.append((tokens, await ask(http, leased.url, body, stream=streamed)))
+
+    async def fault(worker: str, sign: signal.Signals) -> None:
+        os.kill(process := process_of(leased, worker), sign)
+        if sign == signal.SIGSTOP:
+            await asyncio.sleep(STILL)  # the input: it is no wait for something
+            os.kill(process, signal.SIGCONT)
+        await eventually(lambda: rows(leased)[worker]["state"] == "ready", START_LIMIT)
+
+    clients = [asyncio.create_task(client(number % 2 == 0)) for number in range(CLIENTS)]
+    for number in range(ASKED // EVERY):
+        await eventually(lambda n=number: len(answers) >= n * EVERY or all(one.done() for one in clients), START_LIMIT)
+        await fault(*FAULTS[number % len(FAULTS)])
+    await asyncio.gather(*clients)
+    assert {answer.status for _, answer in answers} == {200}, [answer.error for _, answer in answers if answer.error]
+    async with asking() as http:
+        first = rows(leased)[PREFILL]["url"]
+        bodies = [completion(tokens, OUTPUT, return_token_ids=True) for tokens in some]
+        right = {tuple(body["prompt"]): (await ask(http, first, body)).token_ids for body in bodies}
+    wrong = [tokens for tokens, answer in answers if answer.token_ids != right[tuple(tokens)]]
+    handed = sum("x-penstock-prefill-worker" in answer.headers for _, answer in answers)
+    print(f"{len(answers)} answers, {handed} handed over, {len(wrong)} wrong")
+    assert not wrong
+    assert handed > len(answers) // 2
