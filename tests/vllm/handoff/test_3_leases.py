@@ -47,9 +47,13 @@ def leased(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
         yield cluster
 
 
-def process_of(cluster: Served, worker: str) -> int:
-    port = rows(cluster)[worker]["url"].rpartition(":")[2].encode()
-    return cluster.children_named(b"\0serve\0", b"\0--port\0" + port + b"\0")[0]
+def process_of(cluster: Served, worker: str) -> int | None:
+    """Return the process of a worker that is ready."""
+    row = rows(cluster).get(worker)
+    if row is None or row["state"] != "ready":
+        return None
+    port = row["url"].rpartition(":")[2].encode()
+    return next(iter(cluster.children_named(b"\0serve\0", b"\0--port\0" + port + b"\0")), None)
 
 
 async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
@@ -66,11 +70,14 @@ async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
                 answers.append((tokens, await ask(http, leased.url, body, stream=streamed)))
 
     async def fault(worker: str, sign: signal.Signals) -> None:
-        os.kill(process := process_of(leased, worker), sign)
+        process = process_of(leased, worker)
+        assert process is not None
+        os.kill(process, sign)
         if sign == signal.SIGSTOP:
             await asyncio.sleep(STILL)  # the input: it is no wait for something
             os.kill(process, signal.SIGCONT)
-        await eventually(lambda: rows(leased)[worker]["state"] == "ready", START_LIMIT)
+        killed = process if sign == signal.SIGKILL else None
+        await eventually(lambda: process_of(leased, worker) not in (None, killed), START_LIMIT)
 
     clients = [asyncio.create_task(client(number % 2 == 0)) for number in range(CLIENTS)]
     for number in range(ASKED // EVERY):

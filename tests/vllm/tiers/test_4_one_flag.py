@@ -132,7 +132,8 @@ async def test_prompts_come_back_from_the_tiers_and_the_router_knows(cluster: Se
     status = cluster.get("/admin/status")[1]
     (worker,) = status["workers"]
     assert (worker["id"], worker["state"]) == (WORKER, "ready") and worker["kv_events"]["lost"] == 0
-    assert f'worker="{WORKER}"' in cluster.get("/metrics")[1]
+    page = cluster.get("/metrics")[1]
+    assert f'penstock_kv_tier_stored_total{{worker="{WORKER}",tier="disk"}}' in page, "of the tier process, too"
 
 
 async def verified(cluster: Served, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engine_ports import free_port
-from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE, LEASE_STARTED, PP_SIZE, TP_SIZE
+from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE, LEASE_STARTED, PP_SIZE, TIER_SOCKET, TP_SIZE
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
@@ -208,6 +208,7 @@ def _vllm(
     transfer: dict[str, object] = {}
     if tiers is not None:
         transfer = kv_transfer_config(tiers, pool.cache, worker)
+        card["labels"] = {**card.get("labels", {}), TIER_SOCKET: tiers}
         flags |= KV_TIER_FLAGS
         env |= KV_TIER_ENV
     if pool.role == "encode":

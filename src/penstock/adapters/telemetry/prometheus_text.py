@@ -194,6 +194,21 @@ class MetricRegistry:
         return family
 
 
+def labelled(text: str, name: str, value: str) -> str:
+    """Return metrics, as `MetricRegistry.render` writes them, with one more label on each."""
+    label = f'{name}="{_escape(value)}"'
+    lines: list[str] = []
+    for line in text.splitlines():
+        metric, brace, rest = line.partition("{")
+        if line.startswith("#"):
+            lines.append(line)
+        elif brace:
+            lines.append(f"{metric}{{{label},{rest}")
+        else:
+            lines.append(line.replace(" ", f"{{{label}}} ", 1))
+    return "\n".join(lines) + "\n"
+
+
 def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
     """Add the metrics of several processes up into one text.
 

@@ -1,15 +1,24 @@
 """/metrics route: this process's Prometheus metrics, or the sums over all frontend processes; rows of metrics.csv."""
 
 import asyncio
+import logging
 import time
+from pathlib import Path
 
 from aiohttp import web
 
+from penstock.adapters.engines.dialects.kv_transfer_protocol import TIER_SOCKET
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
-from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
-from penstock.frontend.admin.frontend_peers import texts_from_peers
+from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, labelled, merge
+from penstock.frontend.admin.frontend_peers import TIMEOUT, texts_from_peers
 from penstock.frontend.service import Service, service_of
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.values import WorkerCard
 from penstock.router.status import status_row
+from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
+from penstock.runtime.kv_tiers.tier_admin_protocol import AskMetrics, MetricsPage
+
+log = logging.getLogger("penstock.frontend")
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -20,7 +29,30 @@ async def metrics(request: web.Request) -> web.Response:
         others = await texts_from_peers(service, "/metrics?scope=process")
         if others:
             text = merge([text, *others], SAME_IN_EVERY_PROCESS)
+        text += await _of_tiers(service)
     return web.Response(body=text.encode(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _of_tiers(service: Service) -> str:
+    """Return the metrics of the tier processes on this machine, with their engines' names; silent ones are left out."""
+
+    def ask(socket: str) -> str:
+        client = TierAdminClient(Path(socket), TIMEOUT)
+        try:
+            return client.ask(AskMetrics(), MetricsPage).text
+        finally:
+            client.close()
+
+    async def page(card: WorkerCard, socket: str) -> str:
+        try:
+            return labelled(await asyncio.to_thread(ask, socket), "worker", card.id)
+        except PenstockError as error:  # its engine may run on another machine
+            log.debug("no metrics of the tiers of %s: %s", card.id, error)
+            return ""
+
+    pages = [page(card, card.labels[TIER_SOCKET]) for card in service.cluster.cards() if TIER_SOCKET in card.labels]
+    texts = [text for text in await asyncio.gather(*pages) if text]
+    return merge(texts) if texts else ""
 
 
 def scrape(service: Service) -> str:

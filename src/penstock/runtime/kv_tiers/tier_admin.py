@@ -18,6 +18,7 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import (
     LIST_MAX,
     AdminAnswer,
     AdminAsk,
+    AskMetrics,
     AskRefused,
     AskStat,
     BlockHashes,
@@ -28,6 +29,7 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import (
     ListBlocks,
     ListedBlock,
     ListHashes,
+    MetricsPage,
     PinBlocks,
     TierStat,
     TierVerified,
@@ -69,6 +71,8 @@ class TierAdmin:
         tiers = self._node.tiers
         if isinstance(ask, AskStat):
             return self._stat()
+        if isinstance(ask, AskMetrics):
+            return MetricsPage(text=self._node.render_metrics())
         if tiers is None:
             return AskRefused("no engine has connected yet, so no tier is open")
         try:

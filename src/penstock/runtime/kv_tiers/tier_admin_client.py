@@ -14,7 +14,7 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import AdminAnswer, AdminAsk,
 from penstock.runtime.kv_tiers.tier_frames import LENGTH, frame, frame_length
 
 PATIENCE = 60.0
-"""Seconds until a tier process that does not answer is given up: a part of a verification at a low rate takes long."""
+"""Seconds: a part of a verification at a low rate takes long."""
 SUFFIX = ".tiers"
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -23,14 +23,16 @@ A = TypeVar("A", bound=msgspec.Struct)
 class TierAdminClient:
     """A connection to a tier process.
 
+    Args:
+        patience: seconds until one that does not answer is given up.
     Raises:
         ConfigError: nobody listens there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(patience)
         try:
             self._socket.connect(str(path))
         except OSError as error:

@@ -62,6 +62,10 @@ class ListHashes(msgspec.Struct, frozen=True, kw_only=True, tag="hashes?", tag_f
     tiers: list[str]
 
 
+class AskMetrics(msgspec.Struct, frozen=True, tag="metrics?", tag_field="t"):
+    """What would Prometheus read? `MetricsPage`."""
+
+
 class TierStat(msgspec.Struct, frozen=True, kw_only=True):
     """One tier. Bytes and blocks came in and went out since the start of the process."""
 
@@ -127,6 +131,12 @@ class BlocksCounted(msgspec.Struct, frozen=True, kw_only=True, tag="counted", ta
     blocks: int
 
 
+class MetricsPage(msgspec.Struct, frozen=True, kw_only=True, tag="metrics", tag_field="t"):
+    """Metrics in Prometheus' text format."""
+
+    text: str
+
+
 class BlockHashes(msgspec.Struct, frozen=True, kw_only=True, tag="hashes", tag_field="t"):
     """What engines call blocks.
 
@@ -161,5 +171,5 @@ class AskRefused(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
     reason: str
 
 
-AdminAsk = AskStat | ListBlocks | PinBlocks | ClearTiers | VerifyTier | ListHashes
-AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | BlockHashes | AskRefused
+AdminAsk = AskStat | ListBlocks | PinBlocks | ClearTiers | VerifyTier | ListHashes | AskMetrics
+AdminAnswer = CacheStat | BlockList | BlocksCounted | TierVerified | BlockHashes | MetricsPage | AskRefused

@@ -24,6 +24,8 @@ TP_SIZE, PP_SIZE = "tp_size", "pp_size"
 """Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
 TIERS = TIERS_LABEL
 """Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
+TIER_SOCKET = "kv_tier_socket"
+"""Label: where the tier process of an engine listens, on the engine's machine."""
 LEASE = "kv_lease"
 """Label of engines: for how many seconds one holds KV for another that does not say that it still wants it."""
 LEASE_USUAL, LEASE_STARTED = 30, 600
