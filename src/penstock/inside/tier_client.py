@@ -7,18 +7,24 @@ each further question, load or store would wait for it as well.
 
 Who owns the rows of an open job: the tier process, until its `JobDone` or until the end of the stream, which it closes
 only when it touches no row any more (and which the kernel closes for it when it is killed, after its last thread has
-ended). So the client never gives rows back because it wants to close: it shuts its side and reads on to the end.
+ended). So the client never gives rows back because it wants to close: it shuts its side and reads on to the end. A tier process
+that was stopped (SIGSTOP) would go on writing one day, and nothing but its end frees its rows: it is killed once a job is
+late, and its supervisor starts another.
 """
 
 import contextlib
 import logging
+import os
 import queue
 import selectors
+import signal
 import socket
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -57,6 +63,12 @@ UNSENT_MAX = 32 << 20
 """Bytes of frames that may wait to be sent; further ones are not taken."""
 UNPOLLED_MAX = 100_000
 """Announcements of stored or removed blocks that may wait for an idle engine; further ones are dropped and counted."""
+LOOK = 0.1
+"""Seconds between looks for jobs that are late."""
+STOPPED = "T"
+"""State of a process in /proc."""
+CREDENTIALS = struct.Struct("3i")
+"""Of the peer of a unix socket: process, user, group."""
 READ = 1 << 18
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -83,8 +95,8 @@ class TierClient:
         self._closing = False
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._jobs: dict[int, int] = {}
-        """Open job -> its blocks."""
+        self._jobs: dict[int, tuple[int, float]] = {}
+        """Open job -> its blocks, and when it is late."""
         self._asks: dict[int, float] = {}
         """Open question -> when it is late."""
         self._ask_number = 0
@@ -132,8 +144,7 @@ class TierClient:
             )
             if self._late or not self._put(asked):
                 return None
-            limit = ASK_LIMIT if asked.hints.deadline is None else min(ASK_LIMIT, asked.hints.deadline)
-            self._asks[number] = time.monotonic() + limit
+            self._asks[number] = time.monotonic() + _limit(asked.hints)
             return number
 
     def store(
@@ -208,7 +219,7 @@ class TierClient:
         with self._lock:
             if self._late or not self._put(message):
                 return False
-            self._jobs[message.job] = len(message.hashes)
+            self._jobs[message.job] = len(message.hashes), time.monotonic() + _limit(message.hints)
             return True
 
     def _put(self, message: ToTiers) -> bool:
@@ -298,7 +309,8 @@ class TierClient:
                     unsent = memoryview(self._next())
                 waits = selectors.EVENT_READ | (selectors.EVENT_WRITE if len(unsent) and not shut else 0)
                 selector.modify(link, waits)
-                for key, events in selector.select():
+                self._end_stopped(link)
+                for key, events in selector.select(LOOK if self._jobs else None):
                     if key.fileobj is self._wake_read:
                         with contextlib.suppress(BlockingIOError):
                             self._wake_read.recv(READ)
@@ -319,6 +331,20 @@ class TierClient:
                         except BrokenPipeError:
                             shut = True  # what it sent before it closed is still to be read
 
+    def _end_stopped(self, link: socket.socket) -> None:
+        """Kill a tier process that stands still past a job's limit."""
+        with self._lock:
+            late = any(limit <= time.monotonic() for _, limit in self._jobs.values())
+        if not late:
+            return
+        pid, _, _ = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        with contextlib.suppress(OSError):  # it has ended, or is none of ours to end
+            if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == STOPPED:
+                log.error(
+                    "the tier process at %s (%d) is stopped and has rows of an open job: it is killed", self._path, pid
+                )
+                os.kill(pid, signal.SIGKILL)
+
     def _next(self) -> bytes:
         with self._lock:
             if not self._unsent:
@@ -331,7 +357,7 @@ class TierClient:
         self._late = False
         if isinstance(message, JobDone):
             with self._lock:
-                blocks = self._jobs.get(message.job)
+                blocks, _ = self._jobs.get(message.job, (None, 0.0))
             if blocks is None:
                 return
             if len(message.done) != blocks:
@@ -361,7 +387,7 @@ class TierClient:
             self._unsent_bytes = 0
             jobs, asks = dict(self._jobs), list(self._asks)
             self._asks.clear()
-            for job, blocks in jobs.items():
+            for job, (blocks, _) in jobs.items():
                 self._polled.put(JobDone(job=job, done=[False] * blocks))
             for number in asks:
                 self._polled.put(AnswerBlocks(id=number, blocks=0, reason="connection lost"))
@@ -369,6 +395,11 @@ class TierClient:
             self._polled.put(TiersLost())
         if not self._closing:
             log.warning("the tier process at %s is gone: %d open jobs failed", self._path, len(jobs))
+
+
+def _limit(hints: RequestHints) -> float:
+    """Return after how many seconds a question or job is late."""
+    return ASK_LIMIT if hints.deadline is None else min(ASK_LIMIT, hints.deadline)
 
 
 class _BadFrame(Exception):
