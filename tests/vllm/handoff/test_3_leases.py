@@ -69,13 +69,23 @@ async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
                 body = completion(tokens, OUTPUT, return_token_ids=True)
                 answers.append((tokens, await ask(http, leased.url, body, stream=streamed)))
 
+    async def other() -> None:
+        """Have the prefill engine put other KV where what it let go was."""
+        async with asking() as http:
+            while True:
+                await ask(http, rows(leased)[PREFILL]["url"], completion(prompt(rng, 900), 1))
+
     async def fault(worker: str, sign: signal.Signals) -> None:
         process = process_of(leased, worker)
         assert process is not None
         os.kill(process, sign)
         if sign == signal.SIGSTOP:
+            others = [asyncio.create_task(other()) for _ in range(2)] if worker != PREFILL else []
             await asyncio.sleep(STILL)  # the input: it is no wait for something
             os.kill(process, signal.SIGCONT)
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
         killed = process if sign == signal.SIGKILL else None
         await eventually(lambda: process_of(leased, worker) not in (None, killed), START_LIMIT)
 
