@@ -8,8 +8,8 @@ each further question, load or store would wait for it as well.
 Who owns the rows of an open job: the tier process, until its `JobDone` or until the end of the stream, which it closes
 only when it touches no row any more (and which the kernel closes for it when it is killed, after its last thread has
 ended). So the client never gives rows back because it wants to close: it shuts its side and reads on to the end. A tier
-process that was stopped (SIGSTOP) would go on writing one day, and nothing but its end frees its rows: it is killed once
-a job is late, and its supervisor starts another.
+process that was stopped (SIGSTOP) would go on writing one day, and nothing but its end frees its rows: it is killed
+once a job is late, and its supervisor starts another.
 """
 
 import contextlib
@@ -341,7 +341,7 @@ class TierClient:
         with contextlib.suppress(OSError):  # it has ended, or is none of ours to end
             if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == STOPPED:
                 log.error(
-                    "the tier process at %s is stopped and has rows of an open job: %d is killed", self._path, pid
+                    "the tier process at %s is stopped and has rows of a late job: %d is killed", self._path, pid
                 )
                 os.kill(pid, signal.SIGKILL)
 
