@@ -41,6 +41,32 @@ def test_an_engine_that_is_started_here_holds_kv_for_longer_than_any_deadline_of
     assert upstream.first_byte_timeout + upstream.stall_timeout < LEASE_STARTED
 
 
+def leased(duration: Any) -> dict[str, Any]:
+    return {"kv_connector_extra_config": {"kv_lease_duration": duration}}
+
+
+def several(*connectors: dict[str, Any]) -> dict[str, Any]:
+    return {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(connectors)}}
+
+
+@pytest.mark.parametrize(
+    ("config", "labels", "lease"),
+    [
+        ({"kv_connector": "NixlConnector"}, {}, 30),
+        (leased(4), {}, 4),
+        (leased("4 s"), {}, 30),
+        (leased(4), {"kv_lease": "3"}, 3),
+        (several({}, leased(5)), {}, 5),
+        (several(leased(99)), {}, 99),
+        ("no JSON", {}, 30),
+    ],
+)
+def test_the_lease_of_an_operators_own_configuration_counts(config: Any, labels: dict[str, str], lease: int) -> None:
+    for args in (("--kv-transfer-config", json.dumps(config)), (f"--kv-transfer-config={json.dumps(config)}",)):
+        launch = launch_of("w", "m", PoolSettings(engine="vllm", role="prefill", args=args, labels=labels), port=1)
+        assert launch.card["labels"]["kv_lease"] == str(lease)
+
+
 class Split:
     """A prefill and a decode engine; the second one's first answer to a hand-off waits for ``pause`` seconds."""
 

@@ -340,9 +340,7 @@ class TierClient:
         pid, _, _ = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
         with contextlib.suppress(OSError):  # it has ended, or is none of ours to end
             if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == STOPPED:
-                log.error(
-                    "the tier process at %s is stopped and has rows of a late job: %d is killed", self._path, pid
-                )
+                log.error("the tier process at %s is stopped and has rows of a late job: %d is killed", self._path, pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _next(self) -> bytes:

@@ -38,7 +38,6 @@ def leased(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     held = json.dumps({**pair.KV, "kv_connector_extra_config": {"kv_lease_duration": LEASE}})
     for pool in next(iter(found["models"].values()))["pools"].values():
         pool["args"][-1] = f"--kv-transfer-config={held}"
-        pool["labels"] = {"kv_lease": str(LEASE)}
     (folder / "pd.yaml").write_text(json.dumps(found))
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     up = ("up", "pd.yaml", "--frontend.port", str(free_port()))
@@ -56,16 +55,24 @@ def process_of(cluster: Served, worker: str) -> int | None:
     return next(iter(cluster.children_named(b"\0serve\0", b"\0--port\0" + port + b"\0")), None)
 
 
+def processes(process: int) -> list[int]:
+    """Return a server's process and those that it started, such as its engine's core."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [process, *map(int, children)]
+
+
 async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
     rng = random.Random(23)
     some = [prompt(rng, rng.choice((100, 400, 900))) for _ in range(ASKED // 2)]
     asked = some + rng.sample(some, len(some))  # what an answer left in a prefix cache serves the second one
     answers: list[tuple[list[int], Answer]] = []
-    left = iter(asked)
+    left, going = iter(asked), asyncio.Event()
+    going.set()
 
     async def client(streamed: bool) -> None:
         async with asking() as http:
             for tokens in left:
+                await going.wait()
                 body = completion(tokens, OUTPUT, return_token_ids=True)
                 answers.append((tokens, await ask(http, leased.url, body, stream=streamed)))
 
@@ -78,16 +85,21 @@ async def test_no_answer_is_made_of_kv_that_was_let_go(leased: Served) -> None:
     async def fault(worker: str, sign: signal.Signals) -> None:
         process = process_of(leased, worker)
         assert process is not None
-        os.kill(process, sign)
+        for each in processes(process):
+            os.kill(each, sign)
         if sign == signal.SIGSTOP:
             others = [asyncio.create_task(other()) for _ in range(2)] if worker != PREFILL else []
             await asyncio.sleep(STILL)  # the input: it is no wait for something
-            os.kill(process, signal.SIGCONT)
+            for each in processes(process):
+                os.kill(each, signal.SIGCONT)
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+        else:
+            going.clear()  # without a decode worker nothing would be handed over
         killed = process if sign == signal.SIGKILL else None
         await eventually(lambda: process_of(leased, worker) not in (None, killed), START_LIMIT)
+        going.set()
 
     clients = [asyncio.create_task(client(number % 2 == 0)) for number in range(CLIENTS)]
     for number in range(ASKED // EVERY):

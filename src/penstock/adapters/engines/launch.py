@@ -11,7 +11,14 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engine_ports import free_port
-from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE, LEASE_STARTED, PP_SIZE, TIER_SOCKET, TP_SIZE
+from penstock.adapters.engines.dialects.kv_transfer_protocol import (
+    LEASE,
+    LEASE_STARTED,
+    PP_SIZE,
+    TIER_SOCKET,
+    TP_SIZE,
+    configured_lease,
+)
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
@@ -249,7 +256,8 @@ def _vllm(
     given = {_plain(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
     if "kv-transfer-config" in given:
-        labels.pop(LEASE, None)
+        lease = configured_lease(_value(pool.args, "kv-transfer-config") or "")
+        labels[LEASE] = pool.labels.get(LEASE, str(lease))
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
     seqs = _value(pool.args, "max-num-seqs")

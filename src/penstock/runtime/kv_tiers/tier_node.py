@@ -109,7 +109,8 @@ class TierNode:
         self.hello: TierHello | None = None
         """Of the first engine; later ones must have KV of the same kind."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once the machine failed: its state can't be trusted, and the process should end."""
+        """Done once the process should end, and be started anew: the machine's state can't be trusted, or its only
+        engine has KV of another kind now."""
         self._open_tiers = open_tiers
         self._peers = peers
         self._opening = asyncio.Lock()
@@ -209,10 +210,13 @@ class TierNode:
                 if self.hello is None:
                     await self._open(hello)
                 elif (kind := _kind(hello)) != (ours := _kind(self.hello)):
-                    raise ConfigError(
+                    error = ConfigError(
                         f"this tier process keeps blocks of {ours}, not of {kind}",
                         hint="start one tier process for each model, dtype, layout and block size",
                     )
+                    if not self.links and not self.failed.done():  # its engine was started anew with other settings
+                        self.failed.set_exception(error)
+                    raise error
         except BaseException:
             region.close()
             raise

@@ -62,8 +62,7 @@ async def run_tiers(
         if metrics is not None:
             await metrics.cleanup()
     if node.failed.done():
-        log.error("the tier machine failed, so this process ends; its engine goes on without tiers")
-        node.failed.exception()
+        log.error("this process ends; until it is there again, its engine has no tiers: %s", node.failed.exception())
         return 1
     return 0
 

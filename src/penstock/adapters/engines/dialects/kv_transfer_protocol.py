@@ -9,9 +9,11 @@ again from the KV.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+import msgspec
 
 from penstock.kernel.values import TIERS_LABEL, HandoffProtocol, JsonObject, WorkerCard
 from penstock.router.events import Handoff
@@ -167,6 +169,27 @@ def meeting_point(card: WorkerCard) -> tuple[str, int]:
 def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
     host, port = meeting_point(card)
     return {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": handoff.key}
+
+
+def configured_lease(text: str) -> int:
+    """Return the shortest lease, in seconds, that the connectors of a ``--kv-transfer-config`` of vLLM's have."""
+
+    def leases(config: Any) -> Iterator[int]:
+        if not isinstance(config, dict):
+            return
+        extra = config.get("kv_connector_extra_config")
+        extra = extra if isinstance(extra, dict) else {}
+        if isinstance(several := extra.get("connectors"), list):
+            for each in several:
+                yield from leases(each)
+        else:
+            found = extra.get("kv_lease_duration")
+            yield found if isinstance(found, int) else LEASE_USUAL
+
+    try:
+        return min(leases(msgspec.json.decode(text)), default=LEASE_USUAL)
+    except msgspec.DecodeError:
+        return LEASE_USUAL
 
 
 def lease_of(card: WorkerCard) -> float:
