@@ -1,11 +1,13 @@
 """Do models with several groups of attention layers get right answers from the tier process, also after a restart?
 
-And does a router expect of them what they have? A prefix whose window is gone is computed anew.
+And does a router expect of them what they have? A prefix whose window or state is gone is computed anew.
 """
 
 import random
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served
@@ -22,39 +24,50 @@ from tests.vllm.waiting import eventually
 
 ROOM = ("--num-gpu-blocks-override", "160")
 """Each group has blocks of its own."""
-
-
 PROBES = 60
 
 
-async def test_a_sliding_window_comes_back_from_host_and_disk_and_after_a_restart(venv: Path, tmp_path: Path) -> None:
-    model = made(venv, "windowed.py", "vllm-windowed")
+@pytest.fixture(params=[("windowed.py", ()), ("recurrent.py", ("--dtype", "bfloat16"))], ids=["a window", "a state"])
+def hybrid(request: pytest.FixtureRequest, venv: Path) -> tuple[Path, tuple[str, ...]]:
+    """A model, and the flags that it needs beside the usual ones."""
+    recipe, flags = request.param
+    if flags and "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("vLLM computes these states in bfloat16, which this CPU does not")
+    return made(venv, recipe, f"vllm-{recipe.removesuffix('.py')}"), flags
+
+
+async def test_it_comes_back_from_host_and_disk_and_after_a_restart(
+    venv: Path, hybrid: tuple[Path, tuple[str, ...]], tmp_path: Path
+) -> None:
+    model, more = hybrid
     process = TierProcess(tmp_path)
     process.start(disk=DISK)
     tier: dict[str, Any] = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier"}
     connector = native({**tier, "socket": str(process.socket)})
     try:
-        with tiered(venv, model, tmp_path / "log1", connector, *ROOM) as server:
+        with tiered(venv, model, tmp_path / "log1", connector, *ROOM, *more) as server:
             first = await kept(server)
         process.start(host=SMALL_HOST, disk=DISK)  # what was in its memory is gone, and its disk is read again
-        with tiered(venv, model, tmp_path / "log2", connector, *ROOM) as server:
+        with tiered(venv, model, tmp_path / "log2", connector, *ROOM, *more) as server:
             again = await server.answers(prompts())
             assert texts(again) == texts(first)
-            assert min(answer.cached for answer in again) >= CACHED - 128, "all but a window of the last tokens"
+            assert min(answer.cached for answer in again) >= CACHED - 128, "all but some of the last tokens"
     finally:
         process.kill()
 
 
-async def test_a_router_expects_what_the_windows_allow(venv: Path, tmp_path: Path) -> None:
-    model = made(venv, "windowed.py", "vllm-windowed")
-    flags = ["--kv-events-config", events_config("kv@windowed")]
+async def test_a_router_expects_what_each_group_allows(
+    venv: Path, hybrid: tuple[Path, tuple[str, ...]], tmp_path: Path
+) -> None:
+    model, more = hybrid
+    flags = ["--kv-events-config", events_config("kv@hybrid"), *more]
     server = VllmServer(venv, model, free_port(), tmp_path / "log", flags=flags)
     arguments = ["attach", server.url, "--tokenizer", str(model), "--frontend.port", str(free_port()), "--canary.idle"]
     try:
         server.wait_ready()
         with served(tmp_path, *arguments, "0") as front:
             rng, said = random.Random(7), prompts()
-            kinds = {"ended elsewhere": 0, "went on": 0, "other": 0}
+            used = lost = 0
             async with asking() as http:
                 for number in range(PROBES):
                     if number % 8 == 0:
@@ -67,9 +80,9 @@ async def test_a_router_expects_what_the_windows_allow(venv: Path, tmp_path: Pat
                     assert answer.status == 200, answer.error
                     assert answer.expected == answer.cached, (number, cut, len(old), len(prompt))
                     said.append(prompt)
-                    kind = "other" if answer.cached in (0, cut // BLOCK * BLOCK) else "went on"
-                    kinds[kind if cut == len(old) or answer.cached else "ended elsewhere"] += 1
-            assert min(kinds.values()) > 0, kinds
+                    used += answer.cached > 0
+                    lost += answer.cached == 0 and cut > BLOCK
+            assert min(used, lost) >= PROBES // 10, f"{used} prefixes were used, {lost} known ones could not be"
     finally:
         server.stop()
 
