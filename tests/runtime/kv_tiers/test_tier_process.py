@@ -1,10 +1,12 @@
 """The tier process as an engine knows it: blocks go in and come back with the right bytes, or they are misses."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from penstock.inside.tier_protocol import JobDone, LoadBlocks, RequestHints
+from tests.live.cluster import until
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, PlainEngine, block_bytes, block_hashes
 
@@ -123,6 +125,21 @@ def test_engines_of_one_kind_share_their_tiers_and_another_kind_is_refused(start
             assert third.read() is None
     with PlainEngine(tiers.socket) as again:
         assert again.load(hashes) == [True] * 8, "the tiers outlive their engines' connections"
+
+
+def test_a_process_whose_only_engine_has_another_kind_of_kv_now_ends_so_that_a_new_one_takes_it(start: Start) -> None:
+    tiers = start()
+    with PlainEngine(tiers.socket) as engine:
+        engine.store(block_hashes(2))
+
+    def ended() -> bool:
+        with contextlib.suppress(OSError), PlainEngine(tiers.socket, dtype="float32") as engine:
+            assert "not of model m, dtype float32" in engine.welcome.error
+        return tiers.process.poll() is not None
+
+    until(ended, 20.0)  # the first one's connection may not have ended yet
+    assert tiers.process.returncode == 1
+    assert "not of model m, dtype float32" in tiers.log.read_text()
 
 
 def test_an_engine_that_can_not_be_served_is_told_why(start: Start) -> None:

@@ -192,9 +192,9 @@ class ExactIndex:
         bit = self._slots.bit(target)
         awaited = self._translation.awaited.get(bit, {})
         here = [] if tier is None else [self._tiers[tier], *(each.spans for each in self._windows if each.tier == tier)]
-        if here and (awaited or any(_held(spans, bit) for spans in self._all if spans not in here)):
+        if here and (awaited or any(_blocks_in(spans, bit) for spans in self._all if spans not in here)):
             for spans in here:
-                blocks = list(_held(spans, bit))
+                blocks = list(_blocks_in(spans, bit))
                 self._translation.removed(bit, spans, list(awaited))
                 spans.copies.drop(bit, blocks)
                 spans.remove(bit, blocks)
@@ -314,7 +314,7 @@ class ExactIndex:
 
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
         """Return every block that a target holds in a tier. Cost: walks all spans."""
-        return _held(self._tiers[tier], self._slots.bit(target))
+        return _blocks_in(self._tiers[tier], self._slots.bit(target))
 
     def engine_hashes(self, target: Target, tier: Tier) -> list[int]:
         """Return what a target calls the blocks that it holds in a tier: 64 bits as its events have them, of each one.
@@ -404,5 +404,5 @@ class ExactIndex:
             raise InvariantError(f"the ledger says {self._ledger.pairs}, the spans hold {pairs}")
 
 
-def _held(spans: Spans, bit: int) -> set[int]:
+def _blocks_in(spans: Spans, bit: int) -> set[int]:
     return {block for _, span in spans.numbered() if span.mask & bit for block in span.hashes}
