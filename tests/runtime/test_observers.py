@@ -41,9 +41,9 @@ class Stand:
         self.task = asyncio.create_task(self.observers.run())
 
     def row(self) -> WorkerStatus:
-        rows = self.router.status(self.live.now()).workers
-        self.observers.describe(rows)
-        return rows[0]
+        status = self.router.status(self.live.now())
+        self.observers.describe(status)
+        return status.workers[0]
 
     async def until(self, met: Any) -> WorkerStatus:
         async with asyncio.timeout(PATIENCE):
@@ -68,7 +68,7 @@ async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> 
         assert row.state == "ready"
         metrics = FrontendMetrics("r")
         status = stand.router.status(stand.live.now())
-        stand.observers.describe(status.workers)
+        stand.observers.describe(status)
         metrics.read_status(status, [stand.card], 1.0)
         text = metrics.render()
         assert 'penstock_engine_pass_seconds{model="sim",source="engine",worker="w"}' in text
