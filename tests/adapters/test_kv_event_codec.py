@@ -214,6 +214,15 @@ def test_groups_with_a_window_or_a_state_say_how_many_blocks_they_read():
     assert decoder.dropped == {"group": 4}
 
 
+def test_an_engine_has_a_few_windows_and_no_more():
+    decoder = KvDecoder()
+    events = [
+        stored(group_idx=group, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=2 * group)
+        for group in range(1, 100)
+    ]
+    assert len(decoder.decode(pack(events)).events) == 8 and decoder.dropped == {"group": 91}
+
+
 # --- what besides tokens decides a block ----------------------------------------------------------------------------
 
 

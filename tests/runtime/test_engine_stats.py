@@ -209,7 +209,7 @@ def test_status_has_rates_and_leaves_the_unknown_open() -> None:
 
 
 async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = iter(["7.0", "7.0", "9.0", "1.0", "2.0"])
+    pages = iter(["7.0", "7.0", "9.0", "1.0", "2.0", "NaN", "1e999"])
 
     async def text(self: Any, path: str) -> str:
         return f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {next(pages)}'
@@ -219,7 +219,7 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
     stats.start(msgspec.structs.replace(card(A), role="prefill"))
     stats.start(msgspec.structs.replace(card(B), role="decode"))
     counts = []
-    for _ in range(5):
+    for _ in range(7):
         await stats.ask()
         counts.append([finding.text for finding in stats.findings()])
     await stats.close()
@@ -227,3 +227,4 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
     assert counts[2] == ["KV of 2 requests expired on a after its lease of 30 s, before another engine had fetched it"]
     assert counts[3] == [], "the engine started anew"
     assert "KV of 1 request expired on a" in counts[4][0]
+    assert counts[4] == counts[5] == counts[6], "what no count is changes nothing"

@@ -5,6 +5,7 @@ A planner is one reader, the status page another: each takes the sum since its l
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ class EngineStats:
             return
         page = await EngineServer(self._http.session, card.url).text("/metrics")
         now = None if page is None else samples(page).get(name)
-        if now is not None:
+        if now is not None and math.isfinite(now):
             watched.expired = [*watched.expired[:1], now] if now >= sum(watched.expired[:1]) else [now]
 
     async def _ask(self, watched: _WatchedEngine) -> None:

@@ -48,6 +48,10 @@ _STORED_FIELDS = (
 _REMOVED_FIELDS = ("block_hashes", "medium")
 
 
+WINDOWS_MAX = 8
+"""Different windows of one engine: models have one or two."""
+
+
 class WireError(EngineError):
     """A KV event message has no known shape; the text says which part and why."""
 
@@ -170,7 +174,7 @@ class KvDecoder:
         found = self._windows.get(group) if _is_count(group) else None
         if found is None and _is_count(group) and _is_count(size) and _is_count(tokens) and size and tokens:
             window = max(1, -(-(tokens - 1) // size))  # the token itself is one of those that it reads
-            if window not in self._windows.values():
+            if window not in self._windows.values() and len(self._windows) < WINDOWS_MAX:
                 found = self._windows[group] = window
         if found is None:
             self.dropped["group"] += 1
