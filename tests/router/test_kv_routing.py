@@ -96,6 +96,26 @@ def test_an_engine_that_has_less_than_it_announced_is_named_and_asked_anew() -> 
     assert not findings(world.router, world.now)
 
 
+def test_in_a_full_cache_what_made_room_for_the_answer_itself_is_no_excuse() -> None:
+    def lost(blocks: int) -> list[object]:
+        """Each answer has none of its ten blocks; so many other ones are evicted while it runs."""
+        world = RouterWorld(card("a", **TELLING))
+        text, spare = prompt(1, 160), list(range(1, 1000))
+        world.post(stored(A, text))
+        world.post(KvObserved(worker=A, rank=0, epoch=1, sequence=1, events=[KvStored(hashes=spare, block_size=BLOCK)]))
+        effects: list[object] = []
+        for number in range(COMPARED):
+            name = RequestId(f"r{number}")
+            world.post(arrived(name, text), after=1.0)
+            gone = [KvRemoved(hashes=[spare.pop() for _ in range(blocks)])]
+            world.post(KvObserved(worker=A, rank=0, epoch=1, sequence=number + 2, events=gone))
+            effects += world.post(Finished(id=name, attempt=1, tokens=1, cached=0))
+        return [effect for effect in effects if isinstance(effect, ReplayWanted)]
+
+    assert len(lost(11)) == 1, "one more than its own ten blocks"
+    assert lost(20) == [], "those of its own prompt may have been among them"
+
+
 def test_blocks_of_another_size_than_the_engine_reported_are_a_finding() -> None:
     world = RouterWorld(card("a", **TELLING))
     event = KvStored(hashes=list(block_hashes(prompt(1, 160), 2 * BLOCK)), block_size=2 * BLOCK)

@@ -1,5 +1,7 @@
 """Is each answer of a pair right whose KV is held for 3 s, while its processes stand still for longer and are killed?
 
+Both have tiers, which keep what they were handed.
+
 Where an engine reads KV that was let go, its answer has status 200, a wrong text, and stays in its prefix cache.
 """
 
@@ -14,12 +16,15 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.engine_ports import free_port
+from penstock.adapters.engines.vllm_kv_tiers import with_handoff
 from tests.depth import deep
 from tests.live.cluster import Served, served, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.handoff import conftest as pair
 from tests.vllm.handoff.test_1_splits import DECODE, PREFILL, prompt, rows
 from tests.vllm.server import CPU_ENV, START_LIMIT
+from tests.vllm.tiers.processes import TierProcess
+from tests.vllm.tiers.tiered import native
 from tests.vllm.waiting import eventually
 
 LEASE = 3
@@ -35,15 +40,23 @@ FAULTS = ((DECODE, signal.SIGSTOP), (PREFILL, signal.SIGSTOP), (DECODE, signal.S
 def leased(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("leased")
     found = json.loads(pair.config(venv, checkpoint))
-    held = json.dumps({**pair.KV, "kv_connector_extra_config": {"kv_lease_duration": LEASE}})
-    for pool in next(iter(found["models"].values()))["pools"].values():
-        pool["args"][-1] = f"--kv-transfer-config={held}"
+    lease = {**pair.KV, "kv_connector_extra_config": {"kv_lease_duration": LEASE}}
+    processes = [TierProcess(tmp_path_factory.mktemp(role[0])) for role in ("prefill", "decode")]
+    pools = next(iter(found["models"].values()))["pools"]
+    for process, role in zip(processes, ("prefill", "decode"), strict=True):
+        process.start(fault="dear")
+        tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
+        both = with_handoff(lease, native({**tier, "worker": f"{role}-0"}))
+        args = pools[role]["args"]
+        args[-1:] = [f"--kv-transfer-config={json.dumps(both)}", "--prefix-caching-hash-algo=sha256_cbor"]
     (folder / "pd.yaml").write_text(json.dumps(found))
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     up = ("up", "pd.yaml", "--frontend.port", str(free_port()))
     with served(folder, *up, env=env, start_limit=START_LIMIT) as cluster:
         until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 2, 10.0)
         yield cluster
+    for process in processes:
+        process.stop()
 
 
 def process_of(cluster: Served, worker: str) -> int | None:

@@ -17,6 +17,7 @@ from tests.vllm.conftest import made
 from tests.vllm.server import BLOCK, VllmServer, events_config
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts
+from tests.vllm.tiers.test_2_tier import flip_records
 from tests.vllm.tiers.test_7_identity import kept
 from tests.vllm.tiers.tiered import CACHED, TOKENS, native, prompts, tiered
 from tests.vllm.truth import replay
@@ -52,6 +53,10 @@ async def test_it_comes_back_from_host_and_disk_and_after_a_restart(
             again = await server.answers(prompts())
             assert texts(again) == texts(first)
             assert min(answer.cached for answer in again) >= CACHED - 128, "all but some of the last tokens"
+        flip_records(process)
+        process.start(host=SMALL_HOST, disk=DISK)
+        with tiered(venv, model, tmp_path / "log3", connector, *ROOM, *more) as server:
+            assert texts(await server.answers(prompts())) == texts(first), "flipped bytes are computed anew"
     finally:
         process.kill()
 

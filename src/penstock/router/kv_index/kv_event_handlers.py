@@ -32,11 +32,15 @@ def source_lost(core: RouterState, now: Nanos, event: KvSourceLost) -> None:
         _apply(core, pool, target, stream.lost(event.reason))
 
 
-def compared(core: RouterState, pool: ModelPool, target: Target, believed: Believed, had: int) -> None:
-    """Compare what an answer took from a target's cache with what was believed to be there when it was chosen."""
+def compared(core: RouterState, pool: ModelPool, target: Target, believed: Believed, had: int, isl: int) -> None:
+    """Compare what an answer took from a target's cache with what was believed to be there when it was chosen.
+
+    What took the place of its own new blocks went after the engine had looked for the prompt; the rest may have gone
+    before.
+    """
     stream = pool.streams.get(target)
     if stream is not None:
-        evicted = stream.removed - believed.removed
+        evicted = max(0, stream.removed - believed.removed - (isl - had) // pool.block_size)
         _apply(core, pool, target, stream.compared(believed.tokens, had, evicted, pool.block_size))
 
 

@@ -95,7 +95,8 @@ def finished(core: RouterState, now: Nanos, event: Finished) -> None:
     if request.migrations:
         cached = None
     if cached is not None and request.believed and request.target and request.remote_cached is None:
-        compared(core, core.pools[request.event.model], request.target, request.believed, cached)
+        isl = request.event.prompt.isl
+        compared(core, core.pools[request.event.model], request.target, request.believed, cached, isl)
     if event.tokens is not None:
         pool, wish = core.pools[request.event.model], request.event.preferences
         pool.answered(request.event.prompt.isl, event.tokens, cached, wish, now)
