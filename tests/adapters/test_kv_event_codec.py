@@ -214,6 +214,15 @@ def test_groups_with_a_window_or_a_state_say_how_many_blocks_they_read():
     assert decoder.dropped == {"group": 4}
 
 
+def test_a_window_that_comes_before_full_attention_is_removed_as_one_and_another_process_has_its_own():
+    decoder = KvDecoder()
+    window = stored(group_idx=0, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=4)
+    removed = ["BlockRemoved", [11], "GPU", 0]
+    assert [event.window for event in decoder.decode(pack([window, removed])).events] == [2, 2]
+    decoder.restart()
+    assert decoder.decode(pack([stored(), removed])).events == [PLAIN, KvRemoved(hashes=[11])]
+
+
 def test_an_engine_has_a_few_windows_and_no_more():
     decoder = KvDecoder()
     events = [

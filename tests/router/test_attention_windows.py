@@ -148,3 +148,45 @@ def test_a_shared_beginning_is_no_hit_once_its_window_is_gone() -> None:
     index.remove(ONE)
     index.apply(ONE, Hybrid(()).stored(0, 0, list(range(DEPTH)), "device"))  # a model without windows in its place
     assert index.overlap(block_hashes(CHAINS[1], SIZE))[ONE].device == 3
+
+
+def test_another_process_may_have_no_windows() -> None:
+    index = ExactIndex(SIZE)
+    index.apply(ONE, Hybrid((2,)).stored(0, 2, [7, 8], "device"))
+    index.clear(ONE)  # its events were lost, or another process publishes
+    index.apply(ONE, Hybrid(()).stored(0, 0, list(range(DEPTH)), "device"))
+    assert index.overlap(block_hashes(CHAINS[1], SIZE))[ONE].device == 3
+
+
+def test_kinds_of_windows_are_bounded_and_those_of_nobody_cost_nothing() -> None:
+    index = ExactIndex(SIZE)
+    for number in range(100):
+        index.apply(ONE, KvRemoved(hashes=[1], window=1000 + number))
+        index.apply(ONE, Hybrid((1 + number,)).stored(0, 1 + number, [0], "device"))
+    assert index.windowed(ONE) and index.counters.unplaced == 84 + 16, (
+        "those beyond sixteen; the others await their names"
+    )
+    assert len(index.snapshot()["windows"]) == 16 * 3
+    index.remove(ONE)
+    index.apply(TWO, Hybrid(()).stored(0, 0, [0], "device"))
+    assert not index.windowed() and index.overlap(block_hashes(CHAINS[0], SIZE))[TWO].device == 1
+    index.check()
+
+
+def test_blocks_of_another_size_are_no_window() -> None:
+    index = ExactIndex(SIZE)
+    blocks = EngineBlocks(WorkerCard(id=ONE.worker, epoch=1, model="m", url="http://w", block_size=SIZE))
+    odd = KvStored(hashes=[name(0, 1)], block_size=2 * SIZE, window=1)
+    for event in (Hybrid(()).stored(0, 0, list(range(DEPTH)), "device"), odd):
+        index.apply(ONE, event)
+        blocks.apply(event)
+    assert index.overlap(block_hashes(CHAINS[0], SIZE))[ONE].device == DEPTH, "as if there were none"
+    assert dumped({ONE: blocks}).overlap(block_hashes(CHAINS[0], SIZE))[ONE].device == DEPTH
+
+
+def test_windows_that_never_agree_end() -> None:
+    index, engine = ExactIndex(SIZE), Hybrid((1, 2))
+    index.apply(ONE, engine.stored(0, 0, list(range(DEPTH)), "device"))
+    index.apply(ONE, engine.stored(0, 1, list(range(0, DEPTH, 2)), "device"))
+    index.apply(ONE, engine.stored(0, 2, list(range(1, DEPTH, 2)), "device"))
+    assert ONE not in index.overlap(block_hashes(CHAINS[0], SIZE))

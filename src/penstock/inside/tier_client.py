@@ -65,7 +65,7 @@ UNPOLLED_MAX = 100_000
 """Announcements of stored or removed blocks that may wait for an idle engine; further ones are dropped and counted."""
 LOOK = 0.1
 """Seconds between looks for jobs that are late."""
-STOPPED = "T"
+STOPPED = b"T"
 """State of a process in /proc."""
 CREDENTIALS = struct.Struct("3i")
 """Of the peer of a unix socket: process, user, group."""
@@ -338,10 +338,13 @@ class TierClient:
         if not late:
             return
         pid, _, _ = CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-        with contextlib.suppress(OSError):  # it has ended, or is none of ours to end
-            if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == STOPPED:
-                log.error("the tier process at %s is stopped and has rows of a late job: %d is killed", self._path, pid)
+        try:
+            # 0: it is in a process namespace that this one does not see into.
+            if pid and Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1] == [STOPPED]:
                 os.kill(pid, signal.SIGKILL)
+                log.error("the tier process at %s was stopped, with rows of a late job: %d was killed", self._path, pid)
+        except OSError as error:  # it has ended, or is another user's
+            log.debug("the tier process at %s can't be ended: %s", self._path, error)
 
     def _next(self) -> bytes:
         with self._lock:

@@ -292,7 +292,7 @@ class ModelPool:
             depth = self.predicted.column(blocks, place, now)
             more = depth > device
             if self.exact.windowed():
-                more &= np.array([not self.exact.windowed(target) for target in place])
+                more &= np.array([not self.exact.windowed(target) for target in place], dtype=bool)
             if np.count_nonzero(more):
                 if lower:
                     lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])

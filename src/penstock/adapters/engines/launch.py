@@ -14,6 +14,7 @@ from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.dialects.kv_transfer_protocol import (
     LEASE,
     LEASE_STARTED,
+    LEASE_USUAL,
     PP_SIZE,
     TIER_SOCKET,
     TP_SIZE,
@@ -256,8 +257,7 @@ def _vllm(
     given = {_plain(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
     if "kv-transfer-config" in given:
-        lease = configured_lease(_value(pool.args, "kv-transfer-config") or "")
-        labels[LEASE] = pool.labels.get(LEASE, str(lease))
+        labels[LEASE] = pool.labels.get(LEASE, str(_own_lease(pool.args)))
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
     seqs = _value(pool.args, "max-num-seqs")
@@ -375,6 +375,20 @@ def _plain(flag: str) -> str:
     """Return a flag's name, so that ``--no-enable-x`` and ``--a-b.c`` meet ``--enable-x`` and ``--a-b``."""
     name = flag.lstrip("-").replace("_", "-").partition(".")[0]
     return _SHORT.get(name, name.removeprefix("no-"))
+
+
+def _own_lease(args: Sequence[str]) -> int:
+    """Return the lease that a command line of vLLM's gives its hand-offs, as JSON or by a flag of its own."""
+    config: object = None
+    for place, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name.startswith("-") and _plain(name) == "kv-transfer-config":
+            value = value if equals else next(iter(args[place + 1 : place + 2]), "")
+            if "." not in name:
+                config = value
+            elif name.replace("-", "_").endswith("kv_lease_duration"):
+                return configured_lease(json.dumps({"kv_connector_extra_config": {"kv_lease_duration": value}}))
+    return LEASE_USUAL if config is None else configured_lease(str(config))
 
 
 def _value(args: Sequence[str], flag: str) -> str | None:

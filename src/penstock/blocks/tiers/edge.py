@@ -10,6 +10,8 @@ FADE = 0.9
 PRIOR_WEIGHT = 0.1
 """Of the prior's latency, where a measured move has 1. Most moves are of one size: then this point decides how much of
 their time is latency, and the rest goes to the rate."""
+INSTANT = 1e-9
+"""Seconds that a move takes at the least."""
 HALF_LIFE: Nanos = 60 * SECOND
 """In which half of what a move took longer than assumed is forgotten. A slow edge is used no more, so nothing would
 measure that it is fast again: one stalled copy would have prompts computed for ever. A guess."""
@@ -71,6 +73,7 @@ class Edge(msgspec.Struct, kw_only=True):
 
     def measured(self, now: Nanos, size: int, seconds: float) -> None:
         """Take note of a move of so many bytes that came through whole."""
+        seconds = max(seconds, INSTANT)
         self.moves += 1
         self.measured_at = now
         for number, term in enumerate((1.0, size, seconds, size * size, size * seconds)):
@@ -81,7 +84,7 @@ class Edge(msgspec.Struct, kw_only=True):
         prior = PRIORS[self.name]
         if not self.moves:
             return prior
-        found, left = self._fitted(prior), 0.5 ** ((now - self.measured_at) / HALF_LIFE)
+        found, left = self._fitted(prior), 0.5 ** (max(0, now - self.measured_at) / HALF_LIFE)
         latency = found.latency - (1 - left) * max(0.0, found.latency - prior.latency)
         return EdgeSpeed(latency, 1 / (1 / found.rate - (1 - left) * max(0.0, 1 / found.rate - 1 / prior.rate)))
 

@@ -5,6 +5,7 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TIER_SOCKET
@@ -15,8 +16,8 @@ from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import WorkerCard
 from penstock.router.status import status_row
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskMetrics, MetricsPage
+from penstock.runtime.kv_tiers.tier_admin_client import metrics_page
+from penstock.runtime.kv_tiers.tier_metrics import tier_families
 
 log = logging.getLogger("penstock.frontend")
 
@@ -36,22 +37,16 @@ async def metrics(request: web.Request) -> web.Response:
 async def _of_tiers(service: Service) -> str:
     """Return the metrics of the tier processes on this machine, with their engines' names; silent ones are left out."""
 
-    def ask(socket: str) -> str:
-        client = TierAdminClient(Path(socket), TIMEOUT)
-        try:
-            return client.ask(AskMetrics(), MetricsPage).text
-        finally:
-            client.close()
-
     async def page(card: WorkerCard, socket: str) -> str:
         try:
-            return labelled(await asyncio.to_thread(ask, socket), "worker", card.id)
-        except PenstockError as error:  # its engine may run on another machine
+            async with asyncio.timeout(TIMEOUT):
+                return merge([labelled(tier_families(await metrics_page(Path(socket))), "worker", card.id)])
+        except (PenstockError, msgspec.MsgspecError, ValueError, KeyError, OSError) as error:  # or it is far away
             log.debug("no metrics of the tiers of %s: %s", card.id, error)
             return ""
 
     pages = [page(card, card.labels[TIER_SOCKET]) for card in service.cluster.cards() if TIER_SOCKET in card.labels]
-    texts = [text for text in await asyncio.gather(*pages) if text]
+    texts = [text for text in await asyncio.gather(*pages) if text.strip()]
     return merge(texts) if texts else ""
 
 

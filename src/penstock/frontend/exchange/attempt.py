@@ -26,7 +26,7 @@ from penstock.frontend.exchange.upstream_request import (
     engine_headers,
     error_text,
 )
-from penstock.frontend.exchange.usage import AnswerEnd, end_of, usage_of
+from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.parsers.harmony_text import PASSED_ON, passed_on
@@ -36,8 +36,6 @@ from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch, Preferences
 
-PACE_TOKENS = 32
-"""Fewest tokens of a stream that tell a worker's pace."""
 HOLD_MAX = 1 << 20
 """Most bytes held back before the first token; an engine's longer answer without one is passed on as it is."""
 
@@ -77,7 +75,6 @@ class Attempt:
         "_absence",
         "_answer",
         "_answering",
-        "_began_at",
         "_begun",
         "_buffered",
         "_call",
@@ -109,8 +106,6 @@ class Attempt:
         self._buffered = b""
         """Bytes from before the first token."""
         self._grown = 0
-        self._began_at = 0.0
-        """When its first token came (`time.monotonic`), in a stream."""
         self._late = False
         """Whether its first token came when the KV that it fetched may have been gone."""
         self._track_output = answer.context.settings.router.track_output
@@ -323,7 +318,6 @@ class Attempt:
                 return False
             if not self._speak(self.transcript):
                 return False
-            self._began_at = now
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
                 timing.first = now
@@ -359,10 +353,6 @@ class Attempt:
                 self._grown = grown
                 answer.ticket.grown(tap.tokens)
         if whole:
-            if tap.tokens >= PACE_TOKENS:
-                pace = (now - self._began_at) / (tap.tokens - 1)
-                worker, paces = self.dispatch.target.worker, self._context.attempts.paces
-                paces[worker] = min(pace, paces.get(worker, pace))
             answer.finish()
         return tap.error is None and not tap.done
 
@@ -378,7 +368,7 @@ class Attempt:
                 return await self._streamed()
             if end is None or end.failed:
                 return self._failed(failure_of(body))
-            if self._prefill is not None and self._first_token_by(end) > self._prefill.until:
+            if self._prefill is not None and time.monotonic() - end.generation > self._prefill.until:
                 return self._left_kv()
             if answer.job.parsed.endpoint == "chat_completions" and passed_on(body):
                 return self._failed(PASSED_ON)
@@ -409,16 +399,6 @@ class Attempt:
         answer.began()
         answer.finish()
         return True
-
-    def _first_token_by(self, end: AnswerEnd) -> float:
-        """Return until when an answer in one piece may have had to wait for its first token (`time.monotonic`).
-
-        Its engine says how long it took from there, or its tokens took at the least what those of its streams did.
-        """
-        tokens = (end.usage or {}).get("completion_tokens")
-        pace = self._context.attempts.paces.get(self.dispatch.target.worker, 0.0)
-        least = pace * (tokens / len(end.choices) - 1) if isinstance(tokens, int) else 0.0
-        return time.monotonic() - max(end.generation, least)
 
     async def _refused(self) -> bool | AttemptLost:
         """The engine answered with an error status: the fault of the request, of its load, or of the engine."""

@@ -81,8 +81,6 @@ class OpenAttempts:
         self.answers: set[WatchedAnswer] = set()
         """The answers that they are to give; the same."""
         self.heard: dict[WorkerId, float] = {}
-        self.paces: dict[WorkerId, float] = {}
-        """Seconds for each token of the fastest stream."""
         """When a byte of an answer last came from a worker, as far as the attempts have said."""
         self.streaming: set[WorkerId] = set()
         """Workers with a stream that has begun, as the last sweep found them."""

@@ -1,12 +1,13 @@
 """Usage of a whole answer: reads its token counts and finish reasons, and nothing else."""
 
-import math
 from typing import Annotated, Any
 
 import msgspec
 
 from penstock.adapters.engines.http.event_stream import object_in
 from penstock.kernel.values import JsonObject
+
+DAY_MS = 86_400_000
 
 
 class _EndedChoice(msgspec.Struct):
@@ -27,7 +28,7 @@ class AnswerEnd(msgspec.Struct):
     def generation(self) -> float:
         """Seconds from the first token to the last, where the engine says so (vLLM's per-request metrics), else 0."""
         took = self.metrics.get("generation_time_ms") if isinstance(self.metrics, dict) else None
-        return took / 1e3 if isinstance(took, int | float) and 0 < took < math.inf else 0.0
+        return took / 1e3 if isinstance(took, int | float) and 0 < took < DAY_MS else 0.0
 
     @property
     def failed(self) -> bool:

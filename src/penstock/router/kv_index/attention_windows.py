@@ -11,6 +11,9 @@ from penstock.kernel.values import Tier
 from penstock.router.kv_index.spans.span import KEY, agreement, position_in
 from penstock.router.kv_index.spans.spans import Spans
 
+ROUNDS = 64
+"""Most cuts of a prefix by each window; beyond them nothing is expected."""
+
 
 class AttentionWindow:
     """The blocks of one kind of layers in one tier.
@@ -35,18 +38,19 @@ def usable(
     Args:
         ends: (depth, workers), as `penstock.router.kv_index.spans.span_walk.walk` returns it.
         at: where that walk began.
-    Cost: O(blocks) look-ups for each window.
+    Cost: O(blocks) look-ups for each window, and rounds over its runs where windows disagree.
     """
     if not ends or not windows:
         return ends
     chain = array("Q", blocks[: ends[-1][0]])
     runs = [_runs(window, chain) for window in windows]
-    before: list[tuple[int, int]] = []
-    while ends != before:  # what one kind of layers cuts, another may have to cut further
+    for _ in range(ROUNDS):  # what one kind of layers cuts, another may have to cut further
         before = ends
         for window, its_runs in zip(windows, runs, strict=True):
             ends = _cut(window, its_runs, ends, at)
-    return ends
+        if ends == before:
+            return ends
+    return []
 
 
 def _runs(window: AttentionWindow, blocks: "array[int]") -> list[tuple[int, int, int]]:

@@ -22,6 +22,8 @@ BLOCKS_MAX = 1 << 24
 """Most (target, block) pairs of one model: 1,024 engines of 16,384 blocks, in some 170 MB."""
 AUDIT_EVERY = 256
 """One look-up of so many is repeated block by block: a fault shows within seconds of load, and the cost is not felt."""
+WINDOWS_MAX = 16
+"""Kinds of windows of one model; releases of it may differ in them."""
 _SWEEP_STEP = 64
 """Spans and blocks that one event sweeps after targets that are gone."""
 
@@ -59,7 +61,7 @@ class ExactIndex:
         self._copying: set[Target] = set()
         """Targets that announce each copy of a block."""
         self._windows_read: dict[Target, list[int]] = {}
-        """Windows of targets that were cleared: their layers are as they were."""
+        """Windows of targets that cleared their caches: their layers are as they were."""
         self._sweeping = 0
 
     def __len__(self) -> int:
@@ -139,7 +141,8 @@ class ExactIndex:
         return [*([(0, rest)] if rest else []), *((end - at, holders) for end, holders in ends)]
 
     def _usable(self, tier: Tier, blocks: Sequence[int], ends: list[tuple[int, int]], at: int) -> list[tuple[int, int]]:
-        return usable([window for window in self._windows if window.tier == tier], blocks, ends, at)
+        windows = [window for window in self._windows if window.tier == tier and window.workers]
+        return usable(windows, blocks, ends, at) if windows else ends
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,10 @@ class ExactIndex:
         else:
             assert isinstance(event, KvCleared)
             self.counters.events_cleared += 1
+            read = self._read_by(target)
             self.clear(target, event.tier)
+            if read and target not in self._slots:
+                self._windows_read[target] = read
         self.sweep()
 
     def clear(self, target: Target, tier: Tier | None = None) -> None:
@@ -199,8 +205,7 @@ class ExactIndex:
                 spans.copies.drop(bit, blocks)
                 spans.remove(bit, blocks)
             return
-        if bit:
-            self._windows_read[target] = [each.blocks for each in self._windows if each.workers & bit]
+        self._windows_read.pop(target, None)
         bit, _ = self._slots.leave(target)
         for spans in self._all:
             spans.alive = self._slots.alive
@@ -215,7 +220,6 @@ class ExactIndex:
         self._native.pop(target, None)
         self._salts.pop(target, None)
         self._copying.discard(target)
-        self._windows_read.pop(target, None)
 
     def sweep(self, step: int = _SWEEP_STEP) -> bool:
         """Clear a bounded part of what targets that are gone left behind; return True where nothing is left to do.
@@ -237,15 +241,20 @@ class ExactIndex:
         if not known:
             for spans in self._all:
                 spans.alive = self._slots.alive
-            for blocks in self._windows_read.get(target, ()):
-                self._spans(event.tier, blocks, bit)
+            for blocks in self._windows_read.pop(target, ()):
+                self._window_of(event.tier, blocks, bit)
         native = self._is_native(target, own, bool(event.tokens or event.window) or event.local is not None)
-        spans = self._spans(event.tier, event.window, bit)
+        fits = event.block_size in (0, self.block_size)
+        spans = self._tiers[event.tier]
+        if event.window:
+            window = self._window_of(event.tier, event.window, bit) if fits else None
+            if window is None:
+                self.counters.unplaced += len(event.hashes)
+                return
+            spans = window.spans
         if target in self._copying and event.tier == "device":
             spans.copies.bits |= bit
-        if event.window and event.block_size not in (0, self.block_size):
-            self.counters.unplaced += len(event.hashes)
-        elif event.block_size not in (0, self.block_size):
+        if event.block_size not in (0, self.block_size):
             self.counters.refused_block_size += 1
             if not native:
                 self._translation.misplace(bit, salted(event.hashes, self._salt(target)))
@@ -261,26 +270,39 @@ class ExactIndex:
         if not bit:
             self.counters.removed_unknown += len(event.hashes)
             return
-        spans = self._spans(event.tier, event.window, 0)
+        spans = self._tiers[event.tier]
+        if event.window:
+            window = self._window_of(event.tier, event.window, 0)
+            if window is None:
+                self.counters.removed_unknown += len(event.hashes)
+                return
+            spans = window.spans
         by_engine = not self._is_native(target, own, False)
         names = salted(event.hashes, self._salt(target)) if by_engine else unsigned(event.hashes)
         if by_engine:
             self._translation.removed(bit, spans, names)
         spans.remove(bit, spans.take_copies(bit, names, by_engine=by_engine), by_engine=by_engine)
 
-    def _spans(self, tier: Tier, blocks: int, bit: int) -> Spans:
-        """Return the spans of a tier's blocks for full attention or, for a worker ``bit``, for a window of some."""
-        if not blocks:
-            return self._tiers[tier]
+    def _window_of(self, tier: Tier, blocks: int, bit: int) -> AttentionWindow | None:
+        """Return what a tier has for layers that read so many blocks, and note who has such ones (``bit``).
+
+        None: nobody had, and there are too many kinds of them.
+        """
         of_kind = [window for window in self._windows if window.blocks == blocks]
-        for each in () if of_kind else TIERS:
-            of_kind.append(AttentionWindow(each, blocks, Spans(self.counters, self._ledger, lazy=False)))
-            of_kind[-1].spans.alive = self._slots.alive
-            self._windows.append(of_kind[-1])
-            self._all.append(of_kind[-1].spans)
+        if not of_kind and bit and len(self._windows) < WINDOWS_MAX * len(TIERS):
+            of_kind = [AttentionWindow(each, blocks, Spans(self.counters, self._ledger, lazy=False)) for each in TIERS]
+            for window in of_kind:
+                window.spans.alive = self._slots.alive
+                self._windows.append(window)
+                self._all.append(window.spans)
         for window in of_kind:
             window.workers |= bit
-        return next(window.spans for window in of_kind if window.tier == tier)
+        return next((window for window in of_kind if window.tier == tier), None)
+
+    def _read_by(self, target: Target) -> list[int]:
+        """Return what windows the layers of a target read."""
+        bit = self._slots.bit(target)
+        return [each.blocks for each in self._windows if each.tier == "device" and each.workers & bit]
 
     def _salt(self, target: Target) -> int:
         salt = self._salts.get(target)
@@ -308,9 +330,8 @@ class ExactIndex:
     def windowed(self, target: Target | None = None) -> bool:
         """Tell whether some layers of a target, or of any, read a window of a prompt or one state."""
         if target is None:
-            return bool(self._windows)
-        bit = self._slots.bit(target)
-        return any(window.workers & bit for window in self._windows)
+            return any(window.workers for window in self._windows)
+        return bool(self._read_by(target))
 
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
         """Return every block that a target holds in a tier. Cost: walks all spans."""
@@ -381,7 +402,11 @@ class ExactIndex:
         self._windows.clear()
         del self._all[len(self._tiers) :]
         for tier, blocks, workers, window in state.get("windows", []):  # an older version wrote none
-            span_state.restore(self._spans(tier, blocks, span_state.from_bytes(workers)), window)
+            found = AttentionWindow(tier, blocks, Spans(self.counters, self._ledger, lazy=False))
+            found.workers = span_state.from_bytes(workers)
+            span_state.restore(found.spans, window)
+            self._windows.append(found)
+            self._all.append(found.spans)
         read = state.get("windows_read", [])
         self._windows_read = {Target(WorkerId(worker), rank): list(blocks) for worker, rank, blocks in read}
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}

@@ -64,7 +64,7 @@ def _apply(core: RouterState, pool: ModelPool, target: Target, outcome: StreamOu
     for event in outcome.events:
         pool.exact.apply(target, event)
         if isinstance(event, KvRemoved):
-            stream.removed += len(event.hashes)
+            stream.removed += ALL if event.window else len(event.hashes)  # one of a window may cost a whole prefix
         elif isinstance(event, KvCleared):
             stream.removed += ALL
     if outcome.replay_from is not None:

@@ -100,6 +100,9 @@ class EngineBlocks:
 
     def _stored(self, event: KvStored) -> list[KvEvent]:
         names, place = unsigned(event.hashes), (event.tier, event.window)
+        if event.window and event.block_size not in (0, self._block_size):
+            self.unplaced += len(names)
+            return []
         if self._native:
             self._store(place, names, event.parent)
             return [event]

@@ -1,5 +1,6 @@
 """Client of a tier process for an operator's command: asks over its unix socket, and finds the sockets of this user."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -10,11 +11,17 @@ import msgspec
 
 from penstock.adapters.connectors.state_file import state_folder
 from penstock.kernel.errors import ConfigError, PenstockError
-from penstock.runtime.kv_tiers.tier_admin_protocol import AdminAnswer, AdminAsk, AskRefused
+from penstock.runtime.kv_tiers.tier_admin_protocol import (
+    AdminAnswer,
+    AdminAsk,
+    AskMetrics,
+    AskRefused,
+    MetricsPage,
+)
 from penstock.runtime.kv_tiers.tier_frames import LENGTH, frame, frame_length
 
 PATIENCE = 60.0
-"""Seconds: a part of a verification at a low rate takes long."""
+"""Seconds until a tier process that does not answer is given up: a part of a verification at a low rate takes long."""
 SUFFIX = ".tiers"
 
 A = TypeVar("A", bound=msgspec.Struct)
@@ -23,16 +30,14 @@ A = TypeVar("A", bound=msgspec.Struct)
 class TierAdminClient:
     """A connection to a tier process.
 
-    Args:
-        patience: seconds until one that does not answer is given up.
     Raises:
         ConfigError: nobody listens there.
     """
 
-    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(patience)
+        self._socket.settimeout(PATIENCE)
         try:
             self._socket.connect(str(path))
         except OSError as error:
@@ -71,6 +76,23 @@ class TierAdminClient:
                 raise ConnectionResetError("it closed the connection")
             raw += more
         return raw
+
+
+async def metrics_page(path: Path) -> str:
+    """Return what a tier process has for Prometheus, without a limit of time.
+
+    Raises:
+        OSError, PenstockError, msgspec.MsgspecError: nobody listens there, or the answer is something else.
+    """
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(frame(AskMetrics()))
+        raw = await reader.readexactly(frame_length(await reader.readexactly(LENGTH)))
+    except EOFError as error:
+        raise PenstockError(f"the tier process at {path} gave no answer") from error
+    finally:
+        writer.close()
+    return msgspec.msgpack.decode(raw, type=MetricsPage).text
 
 
 def socket_of(folder: Path, namespace: str, worker: str) -> Path:

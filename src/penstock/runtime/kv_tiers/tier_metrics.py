@@ -6,6 +6,7 @@ from penstock.adapters.telemetry.prometheus_text import Counter, MetricRegistry
 from penstock.blocks.tiers.tier_counts import MachineCounts, TierCounts
 from penstock.blocks.tiers.tier_events import Place, TierName
 
+PREFIX = "penstock_kv_tier_"
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -13,7 +14,7 @@ class TierMetrics:
     """All metrics of one tier process; ``penstock_kv_tier_*``."""
 
     def __init__(self) -> None:
-        self.registry = MetricRegistry("penstock_kv_tier_")
+        self.registry = MetricRegistry(PREFIX)
         new, way = self.registry, ("source", "target")
         self.bytes = new.counter("bytes_total", "Bytes of blocks that arrived, per way between two tiers.", *way)
         self.seconds = new.histogram("move_seconds", "Duration of a move of one or more blocks.", SECONDS, *way)
@@ -88,6 +89,18 @@ class TierMetrics:
             if tier in (source, target) and outcome != "ok":
                 counts[outcome] = counts.get(outcome, 0) + int(cell.value)
         return counts
+
+
+def tier_families(text: str) -> str:
+    """Return a page of metrics that has those of tiers and no others.
+
+    Raises:
+        ValueError: it has others.
+    """
+    for line in text.splitlines():
+        if not line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(PREFIX):
+            raise ValueError(f"{line!r:.80} is not of {PREFIX}")
+    return text
 
 
 def by_label(counter: Counter) -> dict[str, int]:

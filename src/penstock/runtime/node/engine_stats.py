@@ -167,8 +167,8 @@ class EngineStats:
         looks, watched.samples = watched.samples, []
         busy = any(look.decoding or look.silent for look in looks)
         try:
-            steps = await watched.source.take(busy=busy)
             await self._count_expired(watched)
+            steps = await watched.source.take(busy=busy)
         except Exception:  # supervision boundary: one engine's bad answer must not end the statistics of all
             log.exception("the passes of %s could not be read", watched.card.id)
             steps = None

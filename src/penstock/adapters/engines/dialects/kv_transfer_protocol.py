@@ -172,30 +172,27 @@ def _meeting(handoff: Handoff, card: WorkerCard) -> Fields:
 
 
 def configured_lease(text: str) -> int:
-    """Return the shortest lease, in seconds, that the connectors of a ``--kv-transfer-config`` of vLLM's have."""
+    """Return the shortest lease, in seconds, of a ``--kv-transfer-config``'s hand-offs; 0 where it can't be read."""
 
     def leases(config: Any) -> Iterator[int]:
-        if not isinstance(config, dict):
-            return
-        extra = config.get("kv_connector_extra_config")
-        extra = extra if isinstance(extra, dict) else {}
-        if isinstance(several := extra.get("connectors"), list):
-            for each in several:
-                yield from leases(each)
-        else:
-            found = extra.get("kv_lease_duration")
-            yield found if isinstance(found, int) else LEASE_USUAL
+        extra = config.get("kv_connector_extra_config", {})
+        for each in extra.get("connectors", ()):
+            yield from leases(each)
+        if "connectors" not in extra and config.get("kv_connector", "Nixl").startswith("Nixl"):
+            yield max(0, int(float(extra.get("kv_lease_duration", LEASE_USUAL))))
 
     try:
         return min(leases(msgspec.json.decode(text)), default=LEASE_USUAL)
-    except msgspec.DecodeError:
-        return LEASE_USUAL
+    except (msgspec.DecodeError, AttributeError, TypeError, ValueError, OverflowError, RecursionError):
+        return 0  # then nothing is fetched that is not there for sure
 
 
 def lease_of(card: WorkerCard) -> float:
     """Return for how many seconds an engine holds KV that another is to fetch; infinite where it knows no lease."""
-    lease = card.labels.get(LEASE, str(LEASE_USUAL) if card.engine == "vllm" else "")
-    return float(lease) if lease.isdecimal() else math.inf
+    lease = card.labels.get(LEASE)
+    if lease is None:
+        return LEASE_USUAL if card.engine == "vllm" else math.inf
+    return float(lease) if lease.isdecimal() else LEASE_USUAL
 
 
 def tier_hints_in(fields: Mapping[str, Any]) -> Fields:

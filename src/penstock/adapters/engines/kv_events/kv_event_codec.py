@@ -82,6 +82,11 @@ class KvDecoder:
         self._windows: dict[int, int] = {}
         """Group -> blocks that its layers read."""
 
+    def restart(self) -> None:
+        """Another process publishes: its groups are its own."""
+        self._main = None
+        self._windows.clear()
+
     def decode(self, payload: bytes) -> WireBatch:
         """Decode one message.
 
@@ -142,7 +147,9 @@ class KvDecoder:
         return KvStored(hashes=hashes, parent=parent, tokens=tokens, block_size=block_size, extras=extras, tier=tier)
 
     def _removed(self, fields: JsonObject) -> KvRemoved | None:
-        window = 0 if self._is_main(fields.get("group_idx"), None) else self._window(fields)
+        group = fields.get("group_idx")
+        known = _is_count(group) and group in self._windows
+        window = self._window(fields) if known or not self._is_main(group, None) else 0
         tier = None if window is None else self._tier(fields)
         if window is None or tier is None:
             return None
@@ -196,7 +203,8 @@ class KvDecoder:
 
 
 def encode_batch(ts: float, events: Sequence[KvEvent], rank: int = 0) -> bytes:
-    """Encode events as vLLM sends them today. ``ts``: wall clock, seconds."""
+    """Encode events for full attention as vLLM sends them today. ``ts``: wall clock, seconds."""
+    assert not any(event.window for event in events if not isinstance(event, KvCleared))
     return _encode([ts, [_map(event) for event in events], rank])
 
 

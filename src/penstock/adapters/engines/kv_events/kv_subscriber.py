@@ -179,6 +179,7 @@ class KvSubscriber:
                 return
             if answer is not None or self.replay_endpoint is None:
                 break
+        self._decoder.restart()
         past = await self.replay(0)
         log.warning("another process publishes KV events at %s now: what was cached before is gone", self.endpoint)
         if self._lost is not None:
