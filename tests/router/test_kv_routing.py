@@ -97,8 +97,8 @@ def test_an_engine_that_has_less_than_it_announced_is_named_and_asked_anew() -> 
 
 
 def test_in_a_full_cache_what_made_room_for_the_answer_itself_is_no_excuse() -> None:
-    def lost(blocks: int) -> list[object]:
-        """Each answer has none of its ten blocks; so many other ones are evicted while it runs."""
+    def lost(blocks: int, window: int = 0) -> list[object]:
+        """Each answer has none of its ten blocks; so many other ones are evicted while it runs, of a window as well."""
         world = RouterWorld(card("a", **TELLING))
         text, spare = prompt(1, 160), list(range(1, 1000))
         world.post(stored(A, text))
@@ -108,12 +108,14 @@ def test_in_a_full_cache_what_made_room_for_the_answer_itself_is_no_excuse() -> 
             name = RequestId(f"r{number}")
             world.post(arrived(name, text), after=1.0)
             gone = [KvRemoved(hashes=[spare.pop() for _ in range(blocks)])]
+            gone += [KvRemoved(hashes=[spare[-1]], window=window)] if window else []
             world.post(KvObserved(worker=A, rank=0, epoch=1, sequence=number + 2, events=gone))
             effects += world.post(Finished(id=name, attempt=1, tokens=1, cached=0))
         return [effect for effect in effects if isinstance(effect, ReplayWanted)]
 
     assert len(lost(11)) == 1, "one more than its own ten blocks"
     assert lost(20) == [], "those of its own prompt may have been among them"
+    assert lost(11, window=1) == [], "without that state the rest is of no use"
 
 
 def test_blocks_of_another_size_than_the_engine_reported_are_a_finding() -> None:
