@@ -299,7 +299,7 @@ def test_columns_say_what_the_overlap_by_name_says(
     place = {target(name): at for at, name in enumerate(reversed(NAMES))}
     pool = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
     pool.streams = {target(name): KvEventStream() for name in known}
-    pool.exact = mock.Mock() if hears else None
+    pool.exact = mock.Mock(**{"windowed.return_value": False}) if hears else None
     if pool.exact is not None:
         pool.exact.overlap.return_value = {
             target(name): HeldBlocks(*tiers) for name, tiers in held.items() if any(tiers)
