@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from penstock.adapters.engines.vllm_kv_tiers import with_handoff
 from tests.depth import deep
 from tests.live.cluster import Served, served, until
 from tests.vllm.asking import Answer, ask, asking, completion
@@ -24,7 +23,7 @@ from tests.vllm.handoff import conftest as pair
 from tests.vllm.handoff.test_1_splits import DECODE, PREFILL, prompt, rows
 from tests.vllm.server import CPU_ENV, START_LIMIT
 from tests.vllm.tiers.processes import TierProcess
-from tests.vllm.tiers.tiered import native
+from tests.vllm.tiers.test_5_pair import with_tiers
 from tests.vllm.waiting import eventually
 
 LEASE = 3
@@ -45,10 +44,9 @@ def leased(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     pools = next(iter(found["models"].values()))["pools"]
     for process, role in zip(processes, ("prefill", "decode"), strict=True):
         process.start(fault="dear")
-        tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
-        both = with_handoff(lease, native({**tier, "worker": f"{role}-0"}))
+        both = json.dumps(with_tiers(process, f"{role}-0", lease))
         args = pools[role]["args"]
-        args[-1:] = [f"--kv-transfer-config={json.dumps(both)}", "--prefix-caching-hash-algo=sha256_cbor"]
+        args[-1:] = [f"--kv-transfer-config={both}", "--prefix-caching-hash-algo=sha256_cbor"]
     (folder / "pd.yaml").write_text(json.dumps(found))
     env = {**CPU_ENV, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     up = ("up", "pd.yaml", "--frontend.port", str(free_port()))

@@ -66,9 +66,9 @@ def process(processes: dict[str, TierProcess]) -> TierProcess:
     return processes["prefill"]
 
 
-def with_tiers(process: TierProcess, worker: str) -> JsonObject:
+def with_tiers(process: TierProcess, worker: str, handoff: JsonObject = KV) -> JsonObject:
     tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
-    return with_handoff(dict(KV), native({**tier, "worker": worker}))
+    return with_handoff(dict(handoff), native({**tier, "worker": worker}))
 
 
 @pytest.fixture(scope="module")

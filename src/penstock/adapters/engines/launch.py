@@ -379,22 +379,23 @@ def _plain(flag: str) -> str:
 
 def _own_lease(args: Sequence[str]) -> int:
     """Return the lease that a command line of vLLM's gives its hand-offs, as JSON or by a flag of its own."""
-    config: object = None
-    for place, arg in enumerate(args):
-        name, equals, value = arg.partition("=")
-        if name.startswith("-") and _plain(name) == "kv-transfer-config":
-            value = value if equals else next(iter(args[place + 1 : place + 2]), "")
-            if "." not in name:
-                config = value
-            elif name.replace("-", "_").endswith("kv_lease_duration"):
-                return configured_lease(json.dumps({"kv_connector_extra_config": {"kv_lease_duration": value}}))
-    return LEASE_USUAL if config is None else configured_lease(str(config))
+    config: str | None = None
+    for name, value in _given(args):
+        if _plain(name) == "kv-transfer-config" and "." not in name:
+            config = value or ""
+        elif _plain(name) == "kv-transfer-config" and name.replace("-", "_").endswith("kv_lease_duration"):
+            return configured_lease(json.dumps({"kv_connector_extra_config": {"kv_lease_duration": value}}))
+    return LEASE_USUAL if config is None else configured_lease(config)
 
 
 def _value(args: Sequence[str], flag: str) -> str | None:
-    """Return what a command line gives a flag, as ``--flag value`` or ``--flag=value``; None where it is not there."""
+    """Return what a command line gives a flag; None where it is not there."""
+    return next((value for name, value in _given(args) if _plain(name) == flag), None)
+
+
+def _given(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the flags of a command line with their values, as ``--flag value`` or ``--flag=value``."""
     for place, arg in enumerate(args):
         name, equals, value = arg.partition("=")
-        if name.startswith("-") and _plain(name) == flag:
-            return value if equals else next(iter(args[place + 1 : place + 2]), None)
-    return None
+        if name.startswith("-"):
+            yield name, value if equals else next(iter(args[place + 1 : place + 2]), None)

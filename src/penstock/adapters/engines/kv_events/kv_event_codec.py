@@ -147,9 +147,7 @@ class KvDecoder:
         return KvStored(hashes=hashes, parent=parent, tokens=tokens, block_size=block_size, extras=extras, tier=tier)
 
     def _removed(self, fields: JsonObject) -> KvRemoved | None:
-        group = fields.get("group_idx")
-        known = _is_count(group) and group in self._windows
-        window = self._window(fields) if known or not self._is_main(group, None) else 0
+        window = 0 if self._is_main(fields.get("group_idx"), None) else self._window(fields)
         tier = None if window is None else self._tier(fields)
         if window is None or tier is None:
             return None
@@ -169,7 +167,7 @@ class KvDecoder:
             # Several full-attention groups hold the same prefixes; one of them is enough, and removing a block from
             # one must not race with its presence in another.
             return kind in MAIN_KINDS and bool(group == self._main)
-        return bool(group == (0 if self._main is None else self._main))
+        return group not in self._windows and bool(group == (0 if self._main is None else self._main))
 
     def _window(self, fields: JsonObject) -> int | None:
         """Return how many blocks the layers of a group that is not the main one read; None, counted, to leave it out.
