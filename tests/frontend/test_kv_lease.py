@@ -90,13 +90,14 @@ class Split:
     """A prefill and a decode engine; the second one's first answer to a hand-off waits for ``pause`` seconds."""
 
     def __init__(self, s: Stand, lease: int, pause: float) -> None:
-        self.s, self.pause = s, pause
+        self.s, self.pause, self.stood_still = s, pause, 0.0
         self.metrics: Any = None
         s.join(s.engines[0], **ROLE, role="prefill", labels={"kv_lease": str(lease)}, epoch=2)
         s.join(s.engines[1], **ROLE, role="decode", epoch=2)
         s.engines[0].reply, s.engines[1].reply = self.prefill, self.decode
 
     async def prefill(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(self.stood_still)
         reply = await answer_well(request, body)
         found = json.loads(reply.body)  # type: ignore[attr-defined]
         return web.json_response({**found, "kv_transfer_params": {"do_remote_prefill": True}})
@@ -156,6 +157,10 @@ async def test_kv_near_its_leases_end_is_not_fetched(monkeypatch: pytest.MonkeyP
         reply = await s.chat(stream=True)
         assert (await reply.text()).count("data: ") > 5
         assert [fetches for fetches, _ in split.asked] == [True]
-        monkeypatch.setattr(prefill_stages, "SENT_WITHIN", -1.0)  # as if the router had let it wait for so long
+        split.stood_still = 1.0  # after its lease had begun
         await (await s.chat(stream=True)).read()
         assert [fetches for fetches, _ in split.asked] == [True, False]
+        split.stood_still = 0.0
+        monkeypatch.setattr(prefill_stages, "SENT_WITHIN", -1.0)  # as if the router had let it wait for so long
+        await (await s.chat(stream=True)).read()
+        assert [fetches for fetches, _ in split.asked] == [True, False, False]

@@ -44,7 +44,7 @@ OWED_MAX = 1024
 """Most held prefills that are remembered until a worker can fetch them."""
 RELEASE_LIMIT = 60.0
 """Seconds that a fetch for a release may take."""
-SENT_WITHIN = 0.5
+SENT_WITHIN = 0.8
 """Share of a lease within which a leg that is to fetch KV must be sent; the rest is for engines that stand still."""
 FETCH_LIMIT = 60.0
 """Seconds that a leg whose client has gone may take to fetch what is held for it."""
@@ -303,7 +303,8 @@ class _PrefillStage:
             if call.status >= 400:
                 return self._refused(body)
             self._made.fields = self._handover.decode_params(_object(body))
-            self._made.until = time.monotonic() + lease_of(dispatch.card)
+            # Its lease began before we read of it, and long before if its engine stood still after that.
+            self._made.until = self._began + lease_of(dispatch.card)
             kv_retained = self._made.fields is not None
             self._stages.done(ticket.id, self._made)
             ticket.staged(dispatch.attempt, kv_retained=kv_retained, cached=cached_tokens(usage_of(body)))
