@@ -186,14 +186,27 @@ async def test_the_next_operator_adopts_what_runs_and_names_what_is_outdated(wor
         await world.serves(first, number)
     await first.close(0.0)
     second = await world.runner(image="newer", desired=2)
-    assert second.adopt(world.pools["main"], 5) == (2, {0: (), 1: ()})
-    assert second.outdated == ["main-0", "main-1"]
+    assert second.adopt(world.pools["main"], 5) == (2, {0: (), 1: (), 2: ()}), "which of them go is the fleet's to say"
+    assert second.outdated == ["main-0", "main-1", "main-2"]
     await second.start("main", world.pools["main"], 0, ())
-    await second.end_survivors({"main": [0, 1]})
-    assert second.adopted == ["main-0"] and set(await world.pods()) >= {"demo-main-0-1", "demo-main-1-1"}
-    assert (await world.pods()).get("demo-main-2-1", {"metadata": {"deletionTimestamp": 1}})["metadata"][
-        "deletionTimestamp"
-    ]
+    await second.end_survivors({"main": [0, 1, 2]})
+    assert second.adopted == ["main-0"] and len(await world.pods()) == 3
+    await second.close(0.0)
+
+
+async def test_pods_of_a_pool_that_is_no_more_are_taken_over_where_frontends_know_them(world: World) -> None:
+    first = await world.runner(gpus=1)
+    for number in range(2):
+        await world.serves(first, number)
+    await first.close(0.0)
+    second = PodRunner(world.client, SETTINGS, CLUSTER, {})
+    await second.open()
+    assert second.leftovers({"main-1", "main-7", "other"}) == {"main": {1: ()}}
+    assert second.process("main-1").worker == "main-1"
+    await second.end_survivors({})
+    pods = await world.pods()
+    assert "demo-main-1-1" in pods
+    assert pods.get("demo-main-0-1", {"metadata": {"deletionTimestamp": 1}})["metadata"]["deletionTimestamp"]
     await second.close(0.0)
 
 

@@ -8,6 +8,8 @@ from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
 from penstock.fleet.fleet_state import FleetTimes
 from penstock.fleet.gpu_allocator import GpuAllocator
+from penstock.fleet.replica_lives import NOT_WANTED
+from penstock.fleet.rolling_restart import OUTDATED
 from penstock.kernel.machine import Effect, Event, Nanos, nanos
 from penstock.kernel.simulation import Answer, Simulation
 from penstock.kernel.values import Pool
@@ -31,6 +33,8 @@ class FleetWorld:
         gpus = dice.choice((0, 4, 6))
         self.gpus = gpus
         self.fleet = made(seed, gpus)
+        self.given = 0
+        """GPUs that engines of an earlier supervisor have."""
         self.past: Past = []
         self.processes: dict[str, int] = {}
         """Worker -> serial of the process that runs."""
@@ -60,8 +64,7 @@ class FleetWorld:
         for name, replicas in self.pools.items():
             each = int(sum(self.pools.values()) <= self.gpus and dice.random() < 0.7)
             sleeping = dice.choice((0, 0, 1, 2))
-            configured = Pool(model="m", desired=replicas)
-            self.post(events.PoolAdded(pool=name, configured=configured, gpus=each, sleeping=sleeping))
+            self.add(name, replicas, each, sleeping)
         self.servers = dice.randint(0, 2)
         if self.servers:
             configured = Pool(model="m", role="decode", desired=self.servers)
@@ -78,6 +81,29 @@ class FleetWorld:
         for name in (*self.pools, "urls", "pods"):
             for worker in [worker for worker in self.requests if worker.startswith(name)]:
                 self.leave_requests(worker, 0)
+
+    def add(self, name: str, replicas: int, gpus: int, sleeping: int) -> None:
+        """Add a pool, in half of all worlds with engines of an earlier supervisor."""
+        dice, left = self.dice, range(self.gpus)[self.given :]
+        there = dice.sample(range(4), dice.choice((0, 0, 1, replicas, min(4, replicas + 1))))
+        adopted = {n: tuple(left[i * gpus : (i + 1) * gpus]) for i, n in enumerate(sorted(there))}
+        adopted = {n: taken for n, taken in adopted.items() if len(taken) == gpus}
+        added = events.PoolAdded(
+            pool=name,
+            configured=Pool(model="m", desired=replicas),
+            gpus=gpus,
+            sleeping=sleeping,
+            adopted=adopted,
+            outdated=frozenset(n for n in adopted if dice.random() < 0.5),
+            unavailable=dice.choice((None, None, 0, 1)),
+        )
+        self.given += gpus * len(adopted)
+        self.post(added)
+        for worker in [f"{name}-{n}" for n in adopted]:
+            self.processes[worker] = 0
+            if dice.random() < 0.7:
+                self.entries[worker], self.requests[worker] = False, dice.randrange(3)
+                self.post(events.Recalled(worker=worker, role="aggregated"))
 
     def settle(self, wrong: Callable[[], str | None], *, whole: bool) -> str | None:
         """Run until all is as desired and stays so, or through the ``whole`` calm; return what is wrong in the end."""
@@ -155,7 +181,12 @@ class FleetWorld:
         return () if made is None else ((later, NAME, made),)
 
     def do_Spawn(self, now: Nanos, effect: events.Spawn) -> Event:
-        assert effect.worker not in self.processes, f"{effect.worker} is started twice"
+        adopted = self.fleet.state.lives[effect.worker].adopted
+        assert adopted or effect.worker not in self.processes, f"{effect.worker} is started twice"
+        assert adopted or effect.worker not in self.entries, f"frontends know a former life of {effect.worker}"
+        if adopted and effect.worker in self.processes:
+            self.processes[effect.worker] = effect.serial
+            return events.Started(worker=effect.worker, serial=effect.serial)
         if self.troubled and self.dice.random() < 0.15:
             return events.Died(worker=effect.worker, serial=effect.serial, reason="ended with status 1")
         self.processes[effect.worker] = effect.serial
@@ -181,8 +212,9 @@ class FleetWorld:
 
     def do_Probe(self, now: Nanos, effect: events.Probe) -> Event:
         lack = "nobody listens" if effect.worker in self.away or self.dice.random() < 0.2 * self.troubled else None
+        unplaced = self.troubled and lack is not None and effect.serial % 3 == 0
         silent = lack is not None and effect.worker not in self.away and effect.serial % 2 == 0
-        return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent)
+        return events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent, unplaced=unplaced)
 
     def do_MarkSilent(self, now: Nanos, effect: events.MarkSilent) -> None:
         assert self.entries.get(effect.worker) == effect.draining, (
@@ -216,6 +248,9 @@ class FleetWorld:
         return events.RequestsLeft(worker=effect.worker, serial=effect.serial, active=active, heard=heard)
 
     def do_Withdraw(self, now: Nanos, effect: events.Withdraw) -> None:
+        life = self.fleet.state.lives.get(effect.worker)
+        if life is not None and life.adopted and effect.reason == NOT_WANTED:
+            assert self.entries.get(effect.worker) is not False, f"{effect.worker} serves and is not drained"
         self.entries.pop(effect.worker, None)
         self.counted.pop(effect.worker, None)
 
@@ -246,7 +281,8 @@ class FleetWorld:
         return events.FrontendReplaced(index=effect.index, problem=problem)
 
     def do_RestartReported(self, now: Nanos, effect: events.RestartReported) -> None:
-        assert self.restarts.get(effect.revision, "running") == "running", "it ended before"
+        again = effect.revision == OUTDATED.revision
+        assert again or self.restarts.get(effect.revision, "running") == "running", "it ended before"
         self.restarts[effect.revision] = effect.state
 
 

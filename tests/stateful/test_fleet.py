@@ -8,6 +8,7 @@ import pytest
 
 from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
+from penstock.fleet.rolling_restart import OUTDATED
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Wake, Woken
 from tests.depth import seeds
@@ -20,8 +21,12 @@ CHUNK = 250
 def as_desired(world: FleetWorld) -> str | None:
     """Return what is not as it should be once everything is calm; None where all is."""
     fleet, state = world.fleet, world.fleet.state
-    if state.restart is not None or state.next_restart is not None or "running" in world.restarts.values():
+    waits = state.restart is not None and state.restart.order.outdated and bool(state.restart.waits)
+    ends = [state for revision, state in world.restarts.items() if not (waits and revision == OUTDATED.revision)]
+    if (state.restart is not None and not waits) or state.next_restart is not None or "running" in ends:
         return f"a restart never ends: {state.restart}"
+    if waits and any("last engine" not in why and "can have" not in why for why in state.restart.waits.values()):
+        return f"outdated engines are replaced by nobody: {state.restart}"
     for name, pool in fleet.pools().items():
         own = state.pools[name]
         for replica in pool.replicas or ():

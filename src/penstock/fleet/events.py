@@ -17,7 +17,10 @@ class PoolAdded(Event, frozen=True, kw_only=True):
 
     Args:
         gpus: that each replica takes of this machine's.
-        adopted: engines of an earlier supervisor that run already: their numbers and GPUs.
+        adopted: engines of an earlier supervisor that run already, be they too many: their numbers and GPUs.
+        outdated: those of them that would be started in another way now; they are replaced, one after the other.
+        surge: replicas that a pool may have beyond the desired ones while one is replaced: 0 or 1.
+        unavailable: how many may lack meanwhile, 0 or 1; None is 1 where several are desired.
         attached: its replicas are servers that others run, ``configured.desired`` of them.
         watched: its processes are asked for their health, as such servers are, and started again where they are stuck.
         sleeping: replicas that are put to sleep at most, in place of ending, where the pool shrinks.
@@ -27,10 +30,20 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     configured: Pool
     gpus: int = 0
     adopted: dict[int, tuple[int, ...]] = {}
+    outdated: frozenset[int] = frozenset()
+    surge: int = 1
+    unavailable: int | None = None
     attached: bool = False
     health: HealthLimits = HealthLimits()
     watched: bool = False
     sleeping: int = 0
+
+
+class Recalled(Event, frozen=True, kw_only=True):
+    """Frontends know an adopted replica since before this fleet; ``role``: as what."""
+
+    worker: str
+    role: Role
 
 
 class Begun(Event, frozen=True, kw_only=True):
@@ -127,12 +140,14 @@ class Probed(Event, frozen=True, kw_only=True):
     """What a replica lacks to serve; None where it serves. ``phases``: of its start, as `StartRecord` has them.
 
     ``silent``: it takes connections and does not answer in time, as an engine does that compiles kernels.
+    ``unplaced``: no machine has room for it.
     """
 
     worker: str
     serial: int
     lack: str | None = None
     silent: bool = False
+    unplaced: bool = False
     phases: dict[str, float | None] = {}
 
 

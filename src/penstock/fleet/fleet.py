@@ -112,6 +112,8 @@ class Fleet:
         match event:
             case events.PoolAdded():
                 self._added(now, event)
+            case events.Recalled():
+                self._lives.recalled(state.lives[event.worker], event.role)
             case events.Begun():
                 for pool in state.pools.values():
                     self._begin(now, pool)
@@ -151,11 +153,14 @@ class Fleet:
             watched=event.watched,
             sleeping=event.sleeping,
             goal=goal,
+            max_surge=event.surge,
+            max_unavailable=event.unavailable,
         )
         self.state.pools[event.pool] = pool
         for number, gpus in event.adopted.items():
             self.state.gpus.claim(gpus)
-            self._lives.create(now, pool, number, gpus).adopted = True
+            life = self._lives.create(now, pool, number, gpus)
+            life.adopted, life.outdated = True, number in event.outdated
         for number in range(goal if event.attached else 0):
             self._lives.create(now, pool, number)
         if not event.attached:
@@ -179,6 +184,14 @@ class Fleet:
         for life in self.state.of(pool.name):
             if life.phase == "planned":
                 self._lives.begin(now, life)
+        if pool.attached:
+            return
+        lives = self.state.of(pool.name)
+        if any(life.outdated for life in lives):
+            # Amid a restart there were more than are desired: which of them go is up to the restart that follows.
+            room = self.scaling.limit(pool) - self.scaling.desired(pool)
+            pool.surge = max(0, min(room, len(lives) - pool.goal))
+        self.scaling.apply(now, pool)
 
     def _scaled(self, now: Nanos, pool: FleetPool, event: events.Desired) -> None:
         pool.replicas, pool.by_planner, pool.desired_at = event.replicas, event.by_planner, event.at
@@ -236,7 +249,7 @@ class Fleet:
         return pool if pool is not None and pool.number(worker) is not None else None
 
     def _shown(self, pool: FleetPool) -> Pool:
-        replicas = tuple(life.replica for life in self.state.of(pool.name))
+        replicas = tuple(self._restart.shown(life) for life in self.state.of(pool.name))
         if pool.attached:
             desired = sum(life.wanted for life in self.state.of(pool.name))
             return msgspec.structs.replace(pool.configured, desired=desired, replicas=replicas)
@@ -273,7 +286,8 @@ class Fleet:
 
     def _check(self, life: Life) -> None:
         known = life.phase in ("publishing", "ready", "draining", "parked")
-        if known != (life.role is not None) and life.phase != "stopping":
+        recalled = life.adopted and life.phase in ("planned", "queued", "starting", "probing")
+        if known != (life.role is not None) and life.phase != "stopping" and not recalled:
             raise InvariantError(f"{life.worker} is {life.phase}, and frontends know it as {life.role}")
         if life.phase == "asleep" and (life.wanted or life.gpus):
             raise InvariantError(f"{life.worker} is asleep with GPUs {life.gpus}, wanted: {life.wanted}")

@@ -91,6 +91,10 @@ class Life(msgspec.Struct, kw_only=True):
     started: Nanos = 0
     adopted: bool = False
     """Whether it ran before this fleet did: how long its start took is unknown."""
+    outdated: bool = False
+    """Whether it would be started in another way now."""
+    unplaced: bool = False
+    """Whether no machine has room for it."""
     woken: bool = False
     """Whether its last start was out of sleep."""
     served_at: Nanos = 0
@@ -181,6 +185,9 @@ class FleetPool(msgspec.Struct, kw_only=True):
     drains: dict[str, Drain] = {}
     surge: int = 0
     """Replicas above the desired ones, while a restart replaces some."""
+    max_surge: int = 1
+    max_unavailable: int | None = None
+    """Of a restart: `penstock.fleet.events.PoolAdded` has them as ``surge`` and ``unavailable``."""
     retiring: set[str] = set()
     """Replicas that a restart takes out."""
     without: set[str] = set()
@@ -205,6 +212,8 @@ class RestartOrder(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     force: bool
     frontends: tuple[int, ...]
+    outdated: bool = False
+    """Whether it is for outdated replicas only: such a restart is never over before they are replaced."""
 
 
 class RestartState(msgspec.Struct, kw_only=True):
@@ -221,6 +230,8 @@ class RestartState(msgspec.Struct, kw_only=True):
     """What is waited for."""
     before: set[str] = set()
     """Replicas of the pool when its step began: a failure of another one ends the restart."""
+    waits: dict[str, str] = {}
+    """Pool -> why none of its replicas can be replaced yet."""
     renaming: bool = False
     """Whether all are replaced, and those with new names give way to former names."""
 

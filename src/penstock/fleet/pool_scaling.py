@@ -64,7 +64,7 @@ class PoolScaling:
                 lives.want(now, life, False)
                 lives.dismiss(life, "it was drained")
         staying = leaving_first(life for life in state.of(pool.name) if life.wanted)
-        for life in staying[: max(0, len(staying) - pool.goal)]:
+        for life in staying[: max(0, len(staying) - pool.goal) * pool.begun]:
             lives.want(now, life, False)
         missing = pool.goal - len(staying)
         # One that still drains has its cache; then come those that need not be started.
@@ -75,7 +75,11 @@ class PoolScaling:
         numbers = {life.number: life for life in state.of(pool.name)}
         recalled = pool.recalled
         # A replica that still ends is not replaced by another: it starts again once its number is free.
-        pool.recalled = {number for number in recalled if number in numbers and not numbers[number].wanted}
+        pool.recalled = {
+            number
+            for number in recalled
+            if number in numbers and not numbers[number].wanted and numbers[number].phase != "asleep"
+        }
         missing -= len(pool.recalled)
         for number in self._free_numbers(pool, recalled, numbers):
             if missing <= 0:

@@ -63,7 +63,7 @@ class ReplicaLives:
             self._publish(life)
         elif life.phase in ("planned", "queued", "failed", "given up", "away"):
             self._remove(now, life)
-        elif life.phase == "ready" or (life.phase == "publishing" and life.up):
+        elif life.phase == "ready" or self._reached(life):
             self._drain(now, life)
         elif life.phase == "draining":
             life.reason = None  # it was to change its role, and goes instead
@@ -116,6 +116,11 @@ class ReplicaLives:
         own = self.state.roles.get(life.worker)
         return self.state.pools[life.pool].configured.role if own is None else own.role
 
+    def recalled(self, life: Life, role: Role) -> None:
+        """Frontends know a replica since before."""
+        if life.adopted and life.phase == "planned":
+            life.role = role
+
     # --- what happened ------------------------------------------------------------------------------------------------
 
     def started(self, life: Life, event: events.Started) -> None:
@@ -125,7 +130,7 @@ class ReplicaLives:
 
     def probed(self, now: Nanos, life: Life, event: events.Probed) -> None:
         if life.phase == "probing":
-            life.reason = event.lack
+            life.reason, life.unplaced = event.lack, event.unplaced
             if event.lack is None:
                 life.served_at = now
                 if not life.woken:
@@ -162,6 +167,8 @@ class ReplicaLives:
             self._effects.append(events.CountRequests(worker=life.worker, serial=life.publication))
 
     def publish_failed(self, now: Nanos, life: Life, event: events.PublishFailed) -> None:
+        if life.phase == "draining":
+            return self._drained(now, life, cut=life.active)  # nobody was ever told of it
         if life.phase != "publishing":
             return
         if not self.state.pools[life.pool].attached:
@@ -200,7 +207,7 @@ class ReplicaLives:
         if life.phase != "stopping":
             return
         self._withdraw(life, life.reason or NOT_WANTED)  # where requests were cut off, their ends came first
-        life.pid, life.host_memory, life.adopted = None, None, False
+        life.pid, life.host_memory, life.adopted, life.outdated, life.unplaced = None, None, False, False, False
         if not life.wanted:
             self._remove(now, life)
         elif life.given_up:
@@ -217,7 +224,9 @@ class ReplicaLives:
         life.former_gpus = life.gpus
         wanted, life.wanted = life.wanted, False
         self._free(now, life)
-        if wanted and self.may_stay(life):
+        if life.worker in self.state.pools[life.pool].without:
+            self._stop(life, "it was drained")
+        elif wanted and self.may_stay(life):
             self.want(now, life, True)
         elif wanted:
             life.wanted = True
@@ -362,6 +371,13 @@ class ReplicaLives:
                 self._effects.append(events.Sleep(worker=life.worker, serial=life.serial))
                 return
         self._stop(life, life.reason)
+
+    @staticmethod
+    def _reached(life: Life) -> bool:
+        """Return whether frontends may have sent it requests before it was `ready`."""
+        if life.phase == "publishing":
+            return life.up or life.adopted or life.due is not None
+        return life.role is not None and life.phase in ("starting", "probing")
 
     def _parked(self, life: Life) -> bool:
         pool = self.state.pools[life.pool]

@@ -1,13 +1,22 @@
 """Rolling restart: replaces all engines, then all frontends, one by one, without losing a request.
 
 A successor is started before its predecessor is drained wherever the machine has room for it. Where every GPU is taken,
-the predecessor is drained first; for a pool's last engine this happens only with ``force``.
+the predecessor is drained first; for a pool's last engine only with ``force``, or where the pool allows it.
+
+Replicas that are outdated need no order: they are replaced whenever no other restart is under way.
 """
+
+import msgspec
 
 from penstock.fleet import events
 from penstock.fleet.fleet_state import FleetPool, FleetState, Life, RestartOrder, RestartState
 from penstock.fleet.pool_scaling import PoolScaling
 from penstock.kernel.machine import Effect, Nanos
+from penstock.kernel.values import Replica
+
+OUTDATED = RestartOrder(revision="outdated", force=False, frontends=(), outdated=True)
+"""The restart that is always desired."""
+WAITS = "others are replaced before it"
 
 
 class RollingRestart:
@@ -32,6 +41,14 @@ class RollingRestart:
         self._did(restart, f"frontend-{restart.frontends.pop(0)}")
         restart.step = "next"
 
+    def shown(self, life: Life) -> Replica:
+        """Return a replica as pools show it."""
+        if not life.outdated:
+            return life.replica
+        restart = self._state.restart
+        waits = WAITS if restart is None else restart.waits.get(life.pool, WAITS)
+        return msgspec.structs.replace(life.replica, outdated=waits)
+
     def advance(self, now: Nanos) -> None:
         """Go on as far as nothing has to be waited for."""
         while self._step(now):
@@ -41,19 +58,24 @@ class RollingRestart:
         """Do the next thing; return False where something has to be waited for."""
         restart, order = self._state.restart, self._state.next_restart
         if restart is None:
+            if order is None and any(life.outdated for life in self._state.lives.values()):
+                order = OUTDATED if all(pool.begun for pool in self._state.pools.values()) else None
             if order is not None:
                 self._begin(order)
             return order is not None
         if restart.step == "frontend":
             return False
+        if restart.order.outdated and restart.waits and order is not None:
+            self._end(now, None)  # it begins again after that, where something is left to be done
+            return True
         if not restart.engines:
             return self._after_engines(now, restart)
+        if restart.step == "next":
+            return self._replace(now, restart)
         name, worker = restart.engines[0]
         pool, lives = self._state.pools[name], self._state.of(name)
-        if restart.step == "next":
-            return self._replace(now, restart, pool, worker, lives)
         ready = sum(life.state == "ready" for life in lives)
-        if restart.step == "surge" and ready >= pool.goal:
+        if restart.step == "surge" and (ready >= pool.goal or self._gives_way(restart, pool, worker, lives)):
             self._retire(now, restart, pool, worker)
         elif restart.step == "retire" and not any(life.worker == worker for life in lives):
             pool.surge = 0
@@ -67,7 +89,8 @@ class RollingRestart:
             if not restart.renaming:
                 self._did(restart, worker)
         else:
-            return self._failed(now, restart, lives)
+            return self._failed(now, restart, pool, lives)
+        restart.waits.clear()
         return True
 
     def _begin(self, order: RestartOrder) -> None:
@@ -76,14 +99,16 @@ class RollingRestart:
             for name, pool in self._state.pools.items()
             if not pool.attached
         }
+        lives = self._state.lives
         engines = [(name, worker) for name, workers in former.items() for worker in workers]
+        engines = [(name, worker) for name, worker in engines if lives[worker].outdated or not order.outdated]
         self._state.next_restart = None
         restart = RestartState(order=order, former=former, engines=engines, frontends=list(order.frontends))
         self._state.restart = restart
         self._report("running")
 
     def _after_engines(self, now: Nanos, restart: RestartState) -> bool:
-        if not restart.renaming:
+        if not restart.renaming and not restart.order.outdated:
             # The first successor ran beside all predecessors, so its number is a new one, and the number of the last
             # predecessor is free. Without this each restart would shift the names in every chart by one.
             restart.renaming = True
@@ -98,27 +123,71 @@ class RollingRestart:
             self._end(now, None)
         return True
 
-    def _replace(self, now: Nanos, restart: RestartState, pool: FleetPool, worker: str, lives: list[Life]) -> bool:
-        """Begin to replace one engine."""
-        if not any(life.worker == worker for life in lives):
-            restart.engines.pop(0)  # it left meanwhile
-            if not restart.renaming:
-                self._did(restart, worker)
-            return True
-        restart.before = {life.worker for life in lives}
-        desired = self._scaling.desired(pool)
-        if desired + 1 <= self._scaling.limit(pool):
+    def _replace(self, now: Nanos, restart: RestartState) -> bool:
+        """Begin to replace one engine: those that serve nobody come first."""
+        lives = self._state.lives
+        restart.waits.clear()
+        for engine in sorted(restart.engines, key=lambda engine: not _useless(lives.get(engine[1]))):
+            name, worker = engine
+            life = lives.get(worker)
+            if life is None or not (life.outdated or restart.renaming or not restart.order.outdated):
+                restart.engines.remove(engine)  # it left meanwhile, or was started anew
+                if not restart.renaming:
+                    self._did(restart, worker)
+                return True
+            if name in restart.waits:
+                continue
+            waits = self._begun(now, restart, self._state.pools[name], life)
+            if waits is None:
+                restart.engines.remove(engine)
+                restart.engines.insert(0, engine)
+                return True
+            restart.waits[name] = waits
+        return False
+
+    def _begun(self, now: Nanos, restart: RestartState, pool: FleetPool, life: Life) -> str | None:
+        """Begin to replace an engine; return what it waits for where that can't be yet."""
+        lives, desired = self._state.of(pool.name), self._scaling.desired(pool)
+        needed = min(desired, pool.goal)  # more may be desired than can be
+        others = sum(other.state == "ready" for other in lives if other is not life)
+        restart.before = {other.worker for other in lives}
+        if restart.order.outdated and (problem := self._scaling.refusal(pool, desired)) is not None:
+            return problem
+        if others >= needed:
+            self._retire(now, restart, pool, life.worker)
+        elif _useless(life):
+            there = sum(other.wanted for other in lives if other is not life)
+            self._retire(now, restart, pool, life.worker, surge=min(0, there - needed))
+        elif pool.max_surge and desired + 1 <= self._scaling.limit(pool):
             restart.step, pool.surge = "surge", 1
             self._apply(now, pool)
-        elif desired >= 2 or restart.order.force:
-            self._retire(now, restart, pool, worker, surge=-1)
-        else:
+        elif not self._may_lack(restart, pool) and restart.order.outdated:
+            return (
+                f"it is its pool's last engine, and no GPU is free for a successor: free {pool.gpus}, or let the pool "
+                "be without it for a while (maxUnavailable: 1)"
+            )
+        elif not self._may_lack(restart, pool):
             self._end(
                 now,
-                f"{worker} is its pool's last engine, and no GPU is free for a successor: requests would be refused "
-                "('penstock restart --force' does it all the same)",
+                f"{life.worker} is its pool's last engine, and no GPU is free for a successor: requests would be "
+                "refused ('penstock restart --force' does it all the same)",
             )
-        return True
+        elif others < needed - 1:
+            return "others of its pool do not serve yet"
+        else:
+            self._retire(now, restart, pool, life.worker, surge=-1)
+        return None
+
+    def _may_lack(self, restart: RestartState, pool: FleetPool) -> bool:
+        """Return whether a pool may have one engine less than are desired for a while."""
+        allowed = pool.max_unavailable
+        return restart.order.force or (self._scaling.desired(pool) >= 2 if allowed is None else allowed > 0)
+
+    def _gives_way(self, restart: RestartState, pool: FleetPool, worker: str, lives: list[Life]) -> bool:
+        """Return whether an engine makes room for its successor, which has none."""
+        others = sum(life.state == "ready" for life in lives if life.worker != worker)
+        unplaced = any(life.unplaced for life in lives if life.worker != worker)
+        return unplaced and self._may_lack(restart, pool) and others >= self._scaling.desired(pool) - 1
 
     def _retire(self, now: Nanos, restart: RestartState, pool: FleetPool, worker: str, surge: int = 0) -> None:
         restart.step, pool.surge = "retire", surge
@@ -131,12 +200,16 @@ class RollingRestart:
         if pool.problem is not None:
             self._end(now, pool.problem)
 
-    def _failed(self, now: Nanos, restart: RestartState, lives: list[Life]) -> bool:
-        """End the restart where an engine that was not there before does not start."""
-        for life in lives:
-            if life.state == "failed" and life.worker not in restart.before:
-                self._end(now, f"{life.worker} does not start: {life.reason}")
-                return True
+    def _failed(self, now: Nanos, restart: RestartState, pool: FleetPool, lives: list[Life]) -> bool:
+        """End the restart where an engine that was not there before does not start; one of outdated engines waits."""
+        fresh = (life for life in lives if life.worker not in restart.before)
+        failed = next((life for life in fresh if life.state == "failed"), None)
+        if failed is not None and not restart.order.outdated:
+            self._end(now, f"{failed.worker} does not start: {failed.reason}")
+            return True
+        coming = (life for life in lives if life.reason and not life.outdated)
+        words = [f"its successor {life.worker} is {life.state}: {life.reason}" for life in coming]
+        restart.waits[pool.name] = "; ".join(words) or "its successor starts, or it finishes its requests"
         return False
 
     def _did(self, restart: RestartState, name: str) -> None:
@@ -163,3 +236,10 @@ class RollingRestart:
                 revision=restart.order.revision, state=state, done=tuple(restart.done), left=left, problem=problem
             )
         )
+
+
+def _useless(life: Life | None) -> bool:
+    """Return whether nobody misses an engine: it failed, or was taken over and frontends do not know it."""
+    if life is None or life.state == "failed":
+        return True
+    return life.adopted and life.role is None and life.phase in ("queued", "starting", "probing")

@@ -1,6 +1,7 @@
 """Victim rule: which replicas go first where a pool shrinks, and which change their role.
 
-One that does not serve goes first, then the youngest, whose cache is the emptiest.
+One that does not serve goes first, then one that frontends do not know, then one that is outdated, then the youngest,
+whose cache is the emptiest.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,11 @@ from penstock.kernel.values import Pool, Role
 
 def leaving_first(lives: Iterable[Life]) -> list[Life]:
     """Sort replicas: those that go first stand first."""
-    return sorted(lives, key=lambda life: (life.state == "ready", -life.created, -life.number))
+
+    def worth(life: Life) -> tuple[bool | int, ...]:
+        return life.state == "ready", life.role is not None, not life.outdated, -life.created, -life.number
+
+    return sorted(lives, key=worth)
 
 
 def to_flip(pools: Iterable[Pool], model: str, role: Role, count: int) -> list[str]:

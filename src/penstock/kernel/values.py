@@ -175,6 +175,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         start: its last start; None where it is not over, or was not seen.
         asleep: it is drained, has no GPUs, and can be woken; earlier releases read that as draining.
         host_memory: bytes that it takes of its machine while it is asleep; None where that is unknown.
+        outdated: what its successor waits for, where it does not run as its spec wants.
     """
 
     id: str
@@ -186,6 +187,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     start: StartRecord | None = None
     asleep: bool = False
     host_memory: int | None = None
+    outdated: str | None = None
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

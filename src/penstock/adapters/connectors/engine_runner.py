@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -122,6 +122,8 @@ class EngineRunner:
         self.state = state
         self.adopted: list[str] = []
         """Workers that were adopted from a supervisor that was killed."""
+        self.outdated: list[str] = []
+        """None of them: one that would be started in another way now is ended."""
         self.not_adopted: dict[str, str] = {}
         """Its other engines, and sizes of its pools, each with why it was not."""
         self._logs = logs
@@ -149,7 +151,7 @@ class EngineRunner:
         Args:
             configured: replicas that the config wants.
         Returns: the replicas that the pool should have, as many as it was scaled to before; number -> GPUs of those
-            that are adopted.
+            that are adopted, which may be more.
         """
         state = self.state
         same: dict[int, str] = {}
@@ -171,10 +173,14 @@ class EngineRunner:
                 why = f"the config said {known.configured} replicas then, and says {configured} now"
                 self.not_adopted[f"the size {known.replicas} of {template.component}"] = why
         adopted = {}
-        for number in sorted(same)[:configured]:
+        for number in sorted(same):
             survivor = self._adopting[template.worker(number)] = self._survivors.pop(same[number])
             adopted[number] = survivor.resources.gpus
         return configured, adopted
+
+    def leftovers(self, known: Collection[str]) -> Mapping[str, dict[int, tuple[int, ...]]]:
+        """Adopt none: `end_survivors` ends engines of pools that are no more."""
+        return {}
 
     async def end_survivors(self, numbers: Mapping[str, Sequence[int]]) -> None:
         """End the engines that nobody adopted, and drop the records of other pools.
@@ -317,10 +323,14 @@ class EngineRunner:
 
     async def stop(self, worker: str) -> None:
         """End an engine and all that it started; one that never ran is no error."""
-        engine = self._engines.get(worker)
+        engine = self._engines.get(worker) or self._adopting.pop(worker, None)
         if engine is not None:
             await engine.shim.stop(self.settings.stop_grace)
             self._engines.pop(worker, None)
+
+    def unplaced(self, worker: str) -> bool:
+        """Return False: this machine is where it runs."""
+        return False
 
     def forget(self, component: str, number: int) -> None:
         """An engine is gone for good."""

@@ -43,6 +43,30 @@ _KUBERNETES: JsonObject = {
             "description": "Hosts by pool: each engine of it spreads over so many pods, with its gpus divided among "
             "them (vLLM and SGLang); needs LeaderWorkerSet.",
         },
+        "strategy": {
+            "type": "object",
+            "description": "How pods of an older template are replaced, by pool, as Deployments have it. Unset is one "
+            "more where there is room, else one less where several are wanted; both 0 replaces none.",
+            "additionalProperties": {
+                "type": "object",
+                "properties": {
+                    "maxSurge": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "maximum": 1,
+                        "default": 1,
+                        "description": "Pods more than wanted while one is replaced.",
+                    },
+                    "maxUnavailable": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "maximum": 1,
+                        "description": "Pods less than wanted meanwhile, where no GPU is free for one more. 1 lets a "
+                        "pool's only engine go before its successor comes.",
+                    },
+                },
+            },
+        },
         "secrets": {
             "type": "string",
             "description": "Name of a Secret whose entries are environment of all pods, such as "

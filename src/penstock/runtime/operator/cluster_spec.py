@@ -13,6 +13,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator.structural_schema import IN_PODS
 from penstock.runtime.records.pod_run_folder import POD_IP
+from penstock.runtime.supervision.fleet_driver import Strategy
 
 RUNS = "/run/penstock"
 """Where pods keep their run folders: an emptyDir, so that the root file system is read-only."""
@@ -26,6 +27,7 @@ class KubernetesPart(msgspec.Struct, frozen=True, rename="camel"):
     pod_templates: dict[str, JsonObject] = {}
     gpus: int | None = None
     hosts: dict[str, int] = {}
+    strategy: dict[str, Strategy] = {}
     secrets: str | None = None
     monitor: bool = False
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator.pod_states import end_of, restarted, unready
+from penstock.runtime.operator.pod_template import GPU
 
 UNREADY_MAX = 60.0
 """Seconds for which an engine that served may be not ready before it is replaced; routers avoid it much sooner."""
@@ -38,6 +39,13 @@ class EnginePod:
     @property
     def labels(self) -> Mapping[str, str]:
         return {} if self.object is None else self.object["metadata"].get("labels") or {}
+
+    @property
+    def gpus(self) -> int:
+        """How many its containers take."""
+        containers = (self.object or {}).get("spec", {}).get("containers") or []
+        limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
+        return sum(int(each.get(GPU, 0)) for each in limits)
 
     def take(self, name: str, object: JsonObject | None) -> None:
         """Take news of the pod, or of one of the group; None: it is deleted."""

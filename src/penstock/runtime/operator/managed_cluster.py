@@ -23,7 +23,6 @@ from penstock.config.live_knobs import SettingChange, differences, live_knobs, l
 from penstock.config.reading.load import resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.config.worker_names import pool_prefix
-from penstock.fleet.events import RestartDesired
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.secret import ClusterSecret
@@ -283,7 +282,7 @@ class _Supervision:
             relays=open_relays(settings, self.secret),
             journal=self.owner.folder / "journal" if settings.runs.journal else None,
             kubernetes=settings.discovery.kubernetes,
-            elsewhere=EngineHost(runner, gpus, self._launcher),
+            elsewhere=EngineHost(runner, gpus, self._launcher, self.spec.kubernetes.strategy),
             access_env=access_env,
         )
         fleet.frontends = self.rollout
@@ -300,11 +299,9 @@ class _Supervision:
             await fleet.recall()
             await self._drop_done_restart(runner)
             await self._refresh_settings()
-            await fleet.start()
             if runner.outdated:
                 log.info("%s: pods of an older template are replaced: %s", self.owner.key, ", ".join(runner.outdated))
-                revision = f"spec-{resource['metadata'].get('generation')}"
-                fleet.post(RestartDesired(revision=revision))
+            await fleet.start()
             ttl = settings.discovery.ttl
             await _until_one_ends(
                 Reconciler(self.store, fleet, ttl=ttl, frontends=self.rollout).run(),

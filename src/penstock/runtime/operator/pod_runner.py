@@ -6,7 +6,7 @@ It decides nothing: `penstock.fleet` does. What runs is known by labels, so that
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
@@ -22,7 +22,7 @@ from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.operator import object_names as names
 from penstock.runtime.operator.engine_group import group_of, group_resource
 from penstock.runtime.operator.engine_pod import EnginePod
-from penstock.runtime.operator.pod_states import hopeless, lack_of, lost, seconds_of
+from penstock.runtime.operator.pod_states import hopeless, lack_of, lost, seconds_of, unscheduled
 from penstock.runtime.operator.pod_template import template_hash
 
 if TYPE_CHECKING:
@@ -124,14 +124,13 @@ class PodRunner:
                 self._survivors[worker] = pod
 
     def adopt(self, template: EngineTemplate, configured: int) -> tuple[int, dict[int, tuple[int, ...]]]:
-        """Adopt the pods of a pool, older ones first: a rolling restart replaces those of another template.
+        """Adopt the pods of a pool; those of another template are outdated.
 
         The GPUs of pods are counted only: each takes the first free tickets.
         """
         replicas = self._desired.get(template.component, configured)
-        numbers = sorted(n for worker in self._survivors if (n := template.number(worker)) is not None)[:replicas]
         adopted = {}
-        for number in numbers:
+        for number in sorted(n for worker in self._survivors if (n := template.number(worker)) is not None):
             worker = template.worker(number)
             pod = self._current[worker] = self._survivors.pop(worker)
             self._launches[worker] = template.launch(worker, 0, range(template.gpus))
@@ -139,6 +138,16 @@ class PodRunner:
                 self.outdated.append(worker)
             adopted[number] = self._tickets(template.gpus)
         return replicas, adopted
+
+    def leftovers(self, known: Collection[str]) -> Mapping[str, dict[int, tuple[int, ...]]]:
+        """Adopt the pods among ``known`` whose pools the spec has no more."""
+        found: dict[str, dict[int, tuple[int, ...]]] = {}
+        for worker in sorted(self._survivors.keys() & set(known)):
+            component, _, number = worker.rpartition("-")
+            if component not in self.plans and number.isdecimal():
+                pod = self._current[worker] = self._survivors.pop(worker)
+                found.setdefault(component, {})[int(number)] = self._tickets(pod.gpus)
+        return found
 
     async def end_survivors(self, numbers: Mapping[str, Sequence[int]]) -> None:
         """End the pods that nobody adopted, finished ones among them."""
@@ -198,6 +207,10 @@ class PodRunner:
                 raise EngineError(f"{worker} did not come to serve within {timeout:g} s: {lack}")
         return lack
 
+    def unplaced(self, worker: str) -> bool:
+        pod = self._current.get(worker)
+        return pod is not None and pod.object is not None and unscheduled(pod.object) is not None
+
     def phases(self, worker: str) -> dict[str, float | None]:
         """Return nothing: a pod's log is not read."""
         return {}
@@ -215,8 +228,11 @@ class PodRunner:
         return None
 
     def process(self, worker: str) -> EngineProcess:
-        launch = self._at_address(worker)
-        return EngineProcess(worker, worker.rpartition("-")[0], self._url(worker), None, launch.card)
+        """Return an engine that serves; of one of a pool that is no more only its name is known."""
+        pool = worker.rpartition("-")[0]
+        if worker not in self._launches:
+            return EngineProcess(worker, pool, "", None, {})
+        return EngineProcess(worker, pool, self._url(worker), None, self._at_address(worker).card)
 
     async def ended(self, worker: str) -> str:
         pod = self._current[worker]

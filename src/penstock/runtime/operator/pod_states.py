@@ -13,9 +13,8 @@ def lack_of(pod: JsonObject) -> str | None:
     status = pod.get("status") or {}
     if (waiting := waiting_of(pod)) is not None:
         return f"its container waits: {waiting}"
-    scheduled = condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return f"it is not scheduled: {_words(scheduled)}"
+    if (why := unscheduled(pod)) is not None:
+        return f"it is not scheduled: {why}"
     if status.get("phase") != "Running" or not status.get("podIP"):
         return f"its pod is {(status.get('phase') or 'not known to a node').lower()}"
     return None if condition(pod, "Ready").get("status") == "True" else "its pod is not ready"
@@ -28,6 +27,12 @@ def waiting_of(pod: JsonObject) -> str | None:
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return _words(waiting)
     return None
+
+
+def unscheduled(pod: JsonObject) -> str | None:
+    """Return why no node takes a pod; None where one does."""
+    scheduled = condition(pod, "PodScheduled")
+    return _words(scheduled) if scheduled.get("status") == "False" else None
 
 
 def hopeless(pod: JsonObject) -> bool:

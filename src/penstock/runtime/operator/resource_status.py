@@ -79,7 +79,7 @@ def events_of(before: JsonObject, after: JsonObject) -> list[ClusterNotice]:
         was = states.get(each["type"], {})
         if (was.get("status"), was.get("reason")) != (each["status"], each["reason"]):
             bad = (each["type"] == "Degraded") == (each["status"] == "True")
-            kind = "Warning" if bad and each["type"] != "Progressing" else "Normal"
+            kind = "Warning" if bad and each["type"] not in ("Progressing", "UpToDate") else "Normal"
             if was or bad:
                 notices.append(ClusterNotice(kind, each["reason"], each["message"] or each["type"]))
     return notices
@@ -149,7 +149,16 @@ def _judged(
         degraded = ("True", "SpecRefused", problem)
     elif bad:
         degraded = ("True", "EnginesFail", "; ".join(bad))
-    return {"Available": available, "Progressing": progressing, "Degraded": degraded}
+    return {"Available": available, "Progressing": progressing, "Degraded": degraded, "UpToDate": _up_to_date(pools)}
+
+
+def _up_to_date(pools: Mapping[str, PoolView]) -> tuple[str, str, str]:
+    replicas = [replica for view in pools.values() for replica in view.pool.replicas or ()]
+    outdated = [f"{replica.id}: {replica.outdated}" for replica in replicas if replica.outdated]
+    if not outdated:
+        return "True", "AsSpec", "every engine is as the spec wants"
+    share = f"{len(outdated)} of {counted(len(replicas), 'engine')} are not as the spec wants: "
+    return "False", "Outdated", share + "; ".join(outdated)
 
 
 def _conditions(

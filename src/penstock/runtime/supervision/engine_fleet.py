@@ -32,7 +32,7 @@ from penstock.config.cluster_secret_file import SECRET_ENV, without_secrets
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ModelSettings, PoolSettings, SuperviseSettings
 from penstock.config.settings.discovery_settings import KubernetesSettings
-from penstock.fleet.events import Crashed, Forget, Spawn
+from penstock.fleet.events import Crashed, Forget, Recalled, Spawn
 from penstock.fleet.gpu_allocator import GpuAllocator
 from penstock.fleet.journal import KIND, fleet_book
 from penstock.kernel.errors import ConfigError, PenstockError
@@ -48,7 +48,7 @@ from penstock.runtime.kv_tiers.peer_exchange import PeerExchange
 from penstock.runtime.kv_tiers.tier_admin_client import socket_of
 from penstock.runtime.kv_tiers.tier_children import TierChildren
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner
+from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner, Strategy
 from penstock.runtime.supervision.pod_pool import PodPool
 from penstock.runtime.supervision.requests_left import requests_left
 from penstock.runtime.supervision.status_writer import Report, StatusWriter
@@ -72,13 +72,14 @@ Launcher = Callable[[str, int, Sequence[int]], LaunchSpec]
 class EngineHost(NamedTuple):
     """Where a fleet's engines run, where that is not this machine.
 
-    ``launcher``: from a pool's model, name and settings. Cards of its engines have no lease: they outlive this process,
-    as the engines do.
+    ``launcher``: from a pool's model, name and settings. ``strategies``: of pools that have one of their own. Cards of
+    its engines have no lease: they outlive this process, as the engines do.
     """
 
     runner: Runner
     gpus: GpuAllocator
     launcher: Callable[[str, str, PoolSettings], Launcher]
+    strategies: Mapping[str, Strategy] = {}
 
 
 class Frontends(Protocol):
@@ -274,7 +275,10 @@ class EngineFleet:
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
             # In pods that is the kubelet's to do.
             health = pool.health.limits if self._elsewhere is None else None
-            added = self.driver.add(base, template, configured, sleeping=pool.sleeping, health=health)
+            strategy = Strategy() if self._elsewhere is None else self._elsewhere.strategies.get(name, Strategy())
+            added = self.driver.add(
+                base, template, configured, sleeping=pool.sleeping, health=health, strategy=strategy
+            )
             return [WorkerId(worker) for worker in added]
         servers = [
             EngineProcess(f"{base}-{n}", base, url, None, overrides_of(pool, url)) for n, url in enumerate(pool.urls)
@@ -309,16 +313,18 @@ class EngineFleet:
         return await self.driver.ready()
 
     async def recall(self) -> None:
-        """Take over the entries of engines that an earlier process left running, and delete those of ended ones."""
-        adopting = set(self.driver.fleet.state.lives)
-        for key, raw in (await self._store.list(WORKERS)).items():
-            card = card_of(raw)
-            if card is None:
-                continue
-            if card.id in adopting:
+        """Take over the entries of engines that were adopted, and delete those of ended ones: a card is of one life."""
+        lives = self.driver.fleet.state.lives
+        found = [(key, card_of(raw)) for key, raw in (await self._store.list(WORKERS)).items()]
+        cards = {key: card for key, card in found if card is not None}
+        self.driver.add_leftovers(list(cards.values()))
+        for key, card in cards.items():
+            life = lives.get(card.id)
+            if life is not None and life.adopted:
                 self._cards[card.id] = card
                 self.recalled.add(card.id)
-            elif self._of_mine(card.id):
+                self.post(Recalled(worker=card.id, role=card.role))
+            elif life is not None or self._of_mine(card.id):
                 await self._store.delete(key)
 
     async def leave(self) -> None:
@@ -350,11 +356,13 @@ class EngineFleet:
             await self._api.close()
 
     def reports(self) -> dict[str, PoolStatus]:
-        """Return every pool as it is now, by its name."""
+        """Return every pool as it is now, by its name; of pools that are no more only those with replicas."""
         fleet = self.driver.fleet
         statuses = {}
         for name, pool in fleet.pools().items():
             replicas = tuple(self._with_role(replica) for replica in pool.replicas or ())
+            if name in self.driver.leftovers and not replicas:
+                continue
             kind: Literal["urls", "process"] = "urls" if fleet.state.pools[name].attached else "process"
             statuses[name] = PoolStatus(pool=msgspec.structs.replace(pool, replicas=replicas), kind=kind)
         return statuses
@@ -395,7 +403,7 @@ class EngineFleet:
         To the routers such a worker is a new one: what they know of it, except its KV events, is of its former card.
         """
         known = self._cards.get(engine.worker)
-        if known is None:
+        if known is None or not (draining or known.url == engine.url):
             card = await self._describe(engine, role)
         elif draining:
             card = known

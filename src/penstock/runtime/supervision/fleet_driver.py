@@ -10,12 +10,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
-from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate
+from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
 from penstock.adapters.engines.describe import ServerHealth
 from penstock.adapters.seams import ConnectorError
 from penstock.adapters.task_cancel import end
@@ -24,9 +24,9 @@ from penstock.fleet import events
 from penstock.fleet.fleet import Fleet
 from penstock.fleet.fleet_state import FleetTimes, HealthLimits
 from penstock.fleet.gpu_allocator import GpuAllocator
-from penstock.kernel.errors import ConfigError, EngineError, PenstockError
+from penstock.kernel.errors import ConfigError, EngineError, InvariantError, PenstockError
 from penstock.kernel.machine import Effect, Event, Nanos
-from penstock.kernel.values import Pool, Role
+from penstock.kernel.values import Pool, Role, WorkerCard
 from penstock.runtime.live_driver import LiveDriver
 
 log = logging.getLogger("penstock.fleet")
@@ -34,6 +34,13 @@ log = logging.getLogger("penstock.fleet")
 FLEET = "fleet"
 CANCELLED_AGAIN = 0.1
 """Seconds until work that still runs is cancelled again: before Python 3.12 `asyncio.wait_for` may lose a cancel."""
+
+
+class Strategy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """How outdated replicas of a pool are replaced, as `penstock.fleet.events.PoolAdded` says it."""
+
+    max_surge: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    max_unavailable: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class RequestCount(NamedTuple):
@@ -118,6 +125,8 @@ class Runner(Protocol):
     settings: SuperviseSettings
     adopted: list[str]
     """Workers that were adopted from an earlier supervisor."""
+    outdated: list[str]
+    """Adopted workers that would be started in another way now."""
     not_adopted: dict[str, str]
     """Its other workers, and sizes, each with why it was not."""
 
@@ -126,7 +135,14 @@ class Runner(Protocol):
         ...
 
     def adopt(self, template: EngineTemplate, configured: int) -> tuple[int, dict[int, tuple[int, ...]]]:
-        """Adopt a pool's engines; return the replicas that it should have, and number -> GPUs of those adopted."""
+        """Adopt a pool's engines, also those that are too many.
+
+        Returns: the replicas that it should have; number -> GPUs of those that were adopted.
+        """
+        ...
+
+    def leftovers(self, known: Collection[str]) -> Mapping[str, dict[int, tuple[int, ...]]]:
+        """Adopt those of the workers ``known`` whose pools are no more; return component -> number -> GPUs."""
         ...
 
     async def end_survivors(self, numbers: Mapping[str, Sequence[int]]) -> None:
@@ -147,6 +163,10 @@ class Runner(Protocol):
         Raises:
             EngineError: it ended, or its time is over.
         """
+        ...
+
+    def unplaced(self, worker: str) -> bool:
+        """Return whether no machine has room for an engine."""
         ...
 
     def phases(self, worker: str) -> dict[str, float | None]:
@@ -250,6 +270,8 @@ class FleetDriver:
         """Servers that others run."""
         self._changing: dict[str, Callable[[int], None]] = {}
         """Pools whose servers come and go -> what is called with the number of one that is forgotten."""
+        self.leftovers: set[str] = set()
+        """Pools that are no more, whose last engines finish their requests."""
         self._recorded: dict[str, int] = {}
         """Pool -> replicas that the state file says it should have."""
         self._lanes: dict[str, _Lane] = {}
@@ -312,11 +334,13 @@ class FleetDriver:
         *,
         sleeping: int = 0,
         health: HealthLimits | None = None,
+        strategy: Strategy = Strategy(),
     ) -> list[str]:
         """Add a pool of processes; return the ids of the engines that it then has.
 
         Args:
             sleeping: replicas that are put to sleep at most where it shrinks.
+            strategy: by which those that are outdated are replaced.
             health: of checks of engines that serve; None makes none.
 
         Raises:
@@ -342,12 +366,26 @@ class FleetDriver:
                 configured=desired,
                 gpus=template.gpus,
                 adopted=adopted,
+                outdated=frozenset(n for n in adopted if template.worker(n) in self.runner.outdated),
+                surge=strategy.max_surge,
+                unavailable=strategy.max_unavailable,
                 sleeping=sleeping,
                 health=health or HealthLimits(),
                 watched=health is not None,
             )
         )
         return [life.worker for life in self.fleet.state.of(name)]
+
+    def add_leftovers(self, cards: Sequence[WorkerCard]) -> None:
+        """Let the engines of pools that are no more finish their requests; ``cards``: of all that frontends know."""
+        known = {str(card.id): card for card in cards}
+        for name, adopted in self.runner.leftovers(known).items():
+            card = known[f"{name}-{next(iter(adopted))}"]
+            self.leftovers.add(name)
+            configured = Pool(model=card.model, role=card.role, desired=0)
+            gpus = len(next(iter(adopted.values())))
+            self._templates[name], self._configured[name] = EngineTemplate(name, _never, gpus), 0
+            self.post(events.PoolAdded(pool=name, configured=configured, gpus=gpus, adopted=adopted))
 
     def attach(
         self, name: str, configured: Pool, servers: Sequence[EngineProcess], health: HealthLimits = HealthLimits()
@@ -481,7 +519,11 @@ class FleetDriver:
         if server is None and lack is None:
             self._tasks.spawn(self._follow(effect.worker, effect.serial), f"end-of-{effect.worker}")
             phases = self.runner.phases(effect.worker)
-        self.post(events.Probed(worker=effect.worker, serial=effect.serial, lack=lack, silent=silent, phases=phases))
+        unplaced = server is None and lack is not None and self.runner.unplaced(effect.worker)
+        probed = events.Probed(
+            worker=effect.worker, serial=effect.serial, lack=lack, silent=silent, unplaced=unplaced, phases=phases
+        )
+        self.post(probed)
 
     async def _sleep(self, effect: events.Sleep) -> None:
         worker = effect.worker
@@ -513,8 +555,8 @@ class FleetDriver:
 
     async def _publish(self, effect: events.PublishReplica) -> None:
         worker, serial = effect.worker, effect.serial
-        engine = self._urls[worker] if worker in self._urls else self.runner.process(worker)
         try:
+            engine = self._urls[worker] if worker in self._urls else self.runner.process(worker)
             await self._hooks.publish(engine, effect.role, draining=effect.draining)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
             self.post(events.PublishFailed(worker=worker, serial=serial, reason=_reason(worker, error)))
@@ -596,6 +638,10 @@ class FleetDriver:
     def _news(self) -> None:
         for event in self._watchers:
             event.set()
+
+
+def _never(worker: str, port: int, gpus: Sequence[int]) -> LaunchSpec:
+    raise InvariantError(f"{worker} is of a pool that is no more")
 
 
 def _times(settings: SuperviseSettings) -> FleetTimes:

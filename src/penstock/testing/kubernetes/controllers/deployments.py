@@ -107,6 +107,8 @@ class _Rollout:
         new, old = self.new, self.old
         if new is None:  # paused before its first rollout, or its name is taken
             return
+        if any(_count(each, "observedGeneration") != each["metadata"]["generation"] for each in self.all):
+            return  # what is available is not known yet: a count of before would take away the last pod
         if self.recreate:
             for each in old:
                 await self._resize(each, 0)
