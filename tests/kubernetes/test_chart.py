@@ -17,12 +17,14 @@ from tests.kubernetes.setup.kustomize_base import BASE, CHART, ROOT, base_text
 
 FILES = CHART / "files"
 """What the chart carries as it is: kustomize takes the definitions from there, too."""
+KEY = "simulated.apiKey=a-key-for-this-test"
 ALL = (
     "simulated.enabled=true",
     "monitoring.podMonitors=true",
     "monitoring.rules=true",
     "monitoring.dashboards=true",
-    "operator.namespace=elsewhere",
+    "operator.namespaces={elsewhere}",
+    KEY,
 )
 
 
@@ -69,10 +71,13 @@ def test_the_operators_role_is_what_the_operator_needs(helm: Path) -> None:
     rules = yaml.safe_load(run(Path(sys.executable), *words, PYTHONPATH=str(ROOT / "src")))
     everywhere = template(helm)
     assert of_kind(everywhere, "ClusterRole")[0]["rules"] == rules
-    one = template(helm, "operator.namespace=llm")
+    one = template(helm, "operator.namespaces={llm,other}")
     assert not of_kind(one, "ClusterRole") and not of_kind(one, "ClusterRoleBinding")
     roles = {(each["metadata"].get("namespace"), each["metadata"]["name"]): each for each in of_kind(one, "Role")}
-    assert roles["llm", "demo-penstock-operator"]["rules"] == rules
+    assert roles["llm", "demo-penstock-operator"]["rules"] == roles["other", "demo-penstock-operator"]["rules"] == rules
+    assert {each["metadata"]["namespace"] for each in of_kind(one, "RoleBinding")[:2]} == {"llm", "other"}
+    args = of_kind(one, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-2:] == ["--namespace=llm", "--namespace=other"]
     assert roles[None, "demo-penstock-operator-lease"]["rules"][0]["resources"] == ["leases"]
 
 
@@ -91,7 +96,7 @@ def test_definitions_boards_and_alerts_are_those_of_deploy(helm: Path) -> None:
 
 
 def test_without_the_operator_there_is_one_cluster_with_a_key_and_no_rights(helm: Path) -> None:
-    objects = template(helm, "operator.enabled=false", "simulated.enabled=true", "crds.install=false")
+    objects = template(helm, "operator.enabled=false", "simulated.enabled=true", "crds.install=false", KEY)
     kinds = sorted(each["kind"] for each in objects)
     assert kinds == ["ConfigMap", "Deployment", "NetworkPolicy", "Secret", "Service"]
     assert of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
@@ -102,6 +107,45 @@ def test_without_the_operator_there_is_one_cluster_with_a_key_and_no_rights(helm
     assert images == ["penstock@sha256:" + "a" * 64]
 
 
+def test_the_key_is_the_same_however_often_it_is_rendered(helm: Path) -> None:
+    keys = [of_kind(template(helm, "simulated.enabled=true", KEY), "Secret")[0]["data"] for _ in range(2)]
+    assert keys[0] == keys[1]
+    named = template(helm, "simulated.enabled=true", "simulated.existingSecret=ours")
+    assert not of_kind(named, "Secret")
+    (pod,) = [each for each in of_kind(named, "Deployment") if each["metadata"]["name"].endswith("simulated")]
+    env = pod["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert env[0]["valueFrom"]["secretKeyRef"] == {"name": "ours", "key": "api-key"}
+
+
+@pytest.mark.parametrize("release", ["a" * 53, "my-penstock-" + "b" * 41, "penstock", "a"])
+def test_names_are_short_enough_whatever_a_release_is_called(helm: Path, release: str) -> None:
+    words = [word for value in ALL for word in ("--set", value)]
+    objects = [each for each in yaml.safe_load_all(run(helm, "template", release, str(CHART), *words)) if each]
+    ours = [each["metadata"]["name"] for each in objects if each["kind"] != "CustomResourceDefinition"]
+    assert max(map(len, ours)) <= 63
+    other = run(helm, "template", release[:-1] + "z", str(CHART), *words)
+    assert not {each["metadata"]["name"] for each in yaml.safe_load_all(other) if each} & set(ours), (
+        "two in a namespace"
+    )
+
+
+def test_pods_have_probes_and_what_a_cluster_asks_of_pods_and_no_user_by_number(helm: Path) -> None:
+    values = []
+    for part in ("operator", "simulated"):
+        values += [f"{part}.podAnnotations.team=a", f"{part}.priorityClassName=high"]
+        values += [f"{part}.env[0].name=HTTPS_PROXY", f"{part}.env[0].value=proxy"]
+    annotated = "operator.serviceAccountAnnotations.role=arn"
+    objects = template(helm, *ALL, *values, annotated)
+    assert of_kind(objects, "ServiceAccount")[0]["metadata"]["annotations"] == {"role": "arn"}
+    for each in of_kind(objects, "Deployment"):
+        made = each["spec"]["template"]
+        (container,) = made["spec"]["containers"]
+        assert made["metadata"]["annotations"]["team"] == "a" and made["spec"]["priorityClassName"] == "high"
+        assert {"name": "HTTPS_PROXY", "value": "proxy"} in container["env"]
+        assert {"livenessProbe", "readinessProbe", "startupProbe"} <= container.keys()
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & made["spec"]["securityContext"].keys()
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -110,6 +154,8 @@ def test_without_the_operator_there_is_one_cluster_with_a_key_and_no_rights(helm
         ("image.digest=latest", "image/digest"),
         ("simulated.service.type=Ingress", "simulated/service/type"),
         ("monitoring.rules=maybe", "monitoring/rules"),
+        ("operator.namespaces={Llm}", "operator/namespaces"),
+        ("simulated.enabled=true", "set simulated.apiKey, or simulated.existingSecret"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_by_their_place(helm: Path, value: str, words: str) -> None:
@@ -117,7 +163,7 @@ def test_values_that_mean_nothing_are_refused_by_their_place(helm: Path, value: 
 
 
 def test_an_api_server_takes_every_object(helm: Path, kubectl: Path, api_server: RunningApi, tmp_path: Path) -> None:
-    objects = [each for each in template(helm, *ALL, "operator.namespace=") if "coreos" not in each["apiVersion"]]
+    objects = [each for each in template(helm, *ALL, "operator.namespaces=null") if "coreos" not in each["apiVersion"]]
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(objects))
     words = ("apply", "--server-side", "--dry-run=server", "-f", str(tmp_path / "all.yaml"))
     said = run(kubectl, "--kubeconfig", str(api_server.kubeconfig), *words, HOME=str(tmp_path))

@@ -45,6 +45,7 @@ def test_an_engine_of_each_kind_is_a_pod_of_its_image(engine: str, image: str, w
     assert container["image"] == image
     assert words in " ".join([*container.get("command", []), *container["args"]])
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 4} and "readinessProbe" in container
+    assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
 
 
 @pytest.mark.parametrize(

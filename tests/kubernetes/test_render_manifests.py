@@ -35,7 +35,7 @@ def test_each_pool_is_a_deployment_whose_pods_the_config_selects(tmp_path: Path)
     decode = objects["Deployment", "llm-decode"]["spec"]
     pod = decode["template"]
     container = pod["spec"]["containers"][0]
-    assert decode["replicas"] == 3 and container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
     assert container["args"][-2:] != [] and "--max-num-seqs" in container["args"]
     assert '"endpoint": "tcp://*:5557"' in container["args"][container["args"].index("--kv-events-config") + 1]
     assert pod["metadata"]["annotations"] == {"penstock.io/kv-events": "5557", "penstock.io/kv-replay": "5558"}
@@ -49,6 +49,23 @@ def test_each_pool_is_a_deployment_whose_pods_the_config_selects(tmp_path: Path)
         "prefill": "Deployment/llm-prefill",
         "decode": "Deployment/llm-decode",
     }
+
+
+def test_applied_again_it_leaves_alone_what_a_planner_scales(tmp_path: Path) -> None:
+    scaled = rendered(tmp_path)["Deployment", "llm-decode"]["spec"]
+    assert "replicas" not in scaled
+    alone = rendered(tmp_path, CONFIG, "planner.enabled=false")["Deployment", "llm-decode"]["spec"]
+    assert alone["replicas"] == 3
+
+
+def test_a_pod_with_gpus_has_shared_memory_and_gives_way_to_its_successor(tmp_path: Path) -> None:
+    spec = rendered(tmp_path)["Deployment", "llm-prefill"]["spec"]
+    pod = spec["template"]["spec"]
+    assert pod["volumes"] == [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+    assert spec["strategy"] == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    plain = rendered(tmp_path, "models: {m: {pools: {main: {replicas: 2}}}}")["Deployment", "penstock-main"]["spec"]
+    assert "strategy" not in plain and plain["replicas"] == 2 and "volumes" not in plain["template"]["spec"]
 
 
 def test_the_rights_are_those_of_the_pools_and_no_more(tmp_path: Path) -> None:

@@ -13,14 +13,17 @@ from penstock.config.settings.discovery_settings import KubernetesSettings
 EPILOG = """\b
 Examples:
   penstock operator                                   in a pod: every namespace, by the pod's account
-  penstock operator --context dev --namespace llm     from outside, one namespace
+  penstock operator --context dev --namespace llm     from outside, one namespace; give it again for more
   penstock operator --crd | kubectl apply --server-side -f -
 """
 
 
 @click.command("operator", epilog=EPILOG, short_help="Care for the PenstockClusters of a Kubernetes cluster.")
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig; by default the pod's own account.")
-@click.option("--namespace", metavar="NS", help="Only the PenstockClusters of this namespace.")
+@click.option(
+    "--namespace", "namespaces", multiple=True, metavar="NS", help="Only the PenstockClusters of these namespaces."
+)
+@click.option("--health-port", type=int, metavar="PORT", help="Answer probes at /health of this port.")
 @click.option(
     "--lease-namespace",
     envvar="POD_NAMESPACE",
@@ -40,7 +43,15 @@ Examples:
 @click.option("--crd", is_flag=True, help="Print the CustomResourceDefinition of PenstockCluster, and end.")
 @click.option("--rights", is_flag=True, help="Print the rules of the role that it needs, and end.")
 def command(
-    context: str | None, namespace: str | None, lease_namespace: str, image: str, runs: str, *, crd: bool, rights: bool
+    context: str | None,
+    namespaces: tuple[str, ...],
+    health_port: int | None,
+    lease_namespace: str,
+    image: str,
+    runs: str,
+    *,
+    crd: bool,
+    rights: bool,
 ) -> int:
     """Care for the PenstockClusters of a Kubernetes cluster: engines, frontends and planner of each."""
     if crd:
@@ -65,9 +76,10 @@ def command(
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}"
     asyncio.run(
         operate(
-            KubernetesSettings(context=context, namespace=namespace),
+            KubernetesSettings(context=context, namespace=namespaces[0] if namespaces else None),
             OperatorSettings(context, image, Path(runs)),
-            namespace=namespace or ALL,
+            namespaces=namespaces or (ALL,),
+            health_port=health_port,
             lease_namespace=lease_namespace,
             identity=identity,
         )

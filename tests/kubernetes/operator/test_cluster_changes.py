@@ -1,5 +1,6 @@
 """The operator end to end: kubectl applies a PenstockCluster, pods run as processes, and requests are answered."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from penstock.kernel.values import JsonObject
 from tests.kubernetes.operator.operator_cluster import Load, OperatorCluster, spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+RESOURCE = "/apis/penstock.io/v1alpha1/namespaces/default/penstockclusters"
 
 
 def replaced(cluster: OperatorCluster, victim: str) -> bool:
@@ -146,6 +149,18 @@ def test_a_wrong_spec_is_refused_at_admission(cluster: OperatorCluster) -> None:
         cluster.kubectl("patch", "penstock", "demo", "--type", "merge", "-p", patch)
 
 
-def test_kubectl_scale_counts_frontends(cluster: OperatorCluster) -> None:
-    cluster.kubectl("scale", "penstock", "demo", "--replicas", "2")
+def test_kubectl_scale_counts_engines(cluster: OperatorCluster) -> None:
+    before = set(cluster.pods())
+    cluster.kubectl("patch", "penstock", "demo", "--type", "merge", "-p", '{"spec": {"replicas": 2}}')
+    cluster.kubectl("scale", "penstock", "demo", "--replicas", "3")
+    cluster.until(lambda: cluster.ready("demo", 3), "three engines")
+    assert before < set(cluster.pods())
+    scale = json.loads(cluster.kubectl("get", "--raw", f"{RESOURCE}/demo/scale"))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 3)
+    assert len(cluster.get("pods", "-l", scale["status"]["selector"])["items"]) == 3
+    cluster.kubectl("patch", "penstock", "demo", "--type", "merge", "-p", '{"spec": {"replicas": null}}')
+
+
+def test_the_number_of_frontends_is_that_of_the_spec(cluster: OperatorCluster) -> None:
+    cluster.apply("demo", spec(2, frontend={"processes": 2}))
     cluster.until(lambda: len(cluster.pods("frontend")) == 2 and cluster.status("demo")["frontends"] == 2, "frontends")

@@ -124,7 +124,10 @@ def test_a_last_engine_waits_for_a_gpu_and_the_status_says_so(cluster: OperatorC
         assert "1 of " in cluster.condition("demo", "UpToDate")["message"]
         assert before <= set(cluster.pods())
         load.goes_on()
-        assert "main-0" in cluster.penstock("status", "--cluster", "demo")
+        cluster.until(
+            lambda: "pool main: 1 replica of an older spec" in cluster.penstock("status", "--cluster", "demo"),
+            "its finding",
+        )
     assert not load.failures
     changed["kubernetes"]["strategy"] = {"main": {"maxUnavailable": 1}}
     cluster.apply("demo", changed)

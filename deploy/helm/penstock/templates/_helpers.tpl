@@ -1,5 +1,7 @@
+{{- /* At most 47 characters: with the longest ending, names of Deployments and Services have 63. */}}
 {{- define "penstock.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name }}{{ end }}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) }}
+{{- if le (len $name) 47 }}{{ $name }}{{ else }}{{ printf "%s-%s" (trunc 38 $name | trimSuffix "-") (sha256sum $name | trunc 8) }}{{ end }}
 {{- end }}
 
 {{- define "penstock.labels" -}}
@@ -20,11 +22,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{- /* No user by number: the image has one, and OpenShift gives each namespace its own. */}}
 {{- define "penstock.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

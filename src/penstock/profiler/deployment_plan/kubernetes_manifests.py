@@ -23,6 +23,7 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.values import JsonObject
 from penstock.profiler.deployment_plan.compose_file import BlockDumper
 from penstock.runtime.operator.object_names import COMPONENT, INSTANCE, NAME, POOL, object_name
+from penstock.runtime.operator.pod_template import GPU, with_shared_memory
 
 RUNS, CONFIG_DIR = "/run/penstock", "/etc/penstock"
 KEYS = "penstock-keys"
@@ -42,9 +43,6 @@ NO_LINKS: JsonObject = {"enableServiceLinks": False}
 """A Service named penstock would set PENSTOCK_PORT and the like, which are no settings of ours."""
 NOBODY: JsonObject = {
     "runAsNonRoot": True,
-    "runAsUser": 65532,
-    "runAsGroup": 65532,
-    "fsGroup": 65532,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
@@ -88,6 +86,10 @@ def kubernetes_yaml(settings: ClusterSettings) -> str:
         f"#   kubectl create secret generic {KEYS} --from-literal=api-key=$(openssl rand -hex 24)\n"
         "#   penstock render kubernetes CONFIG | kubectl apply -f -\n"
     )
+    if settings.planner.enabled and plans:
+        head += (
+            "# Each pool begins with one engine; the planner scales it, and applying this again leaves that alone.\n"
+        )
     return head + yaml.dump_all(objects, Dumper=BlockDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
@@ -137,17 +139,18 @@ def _engines(settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
     pod["terminationGracePeriodSeconds"] = round(settings.supervise.drain_timeout + settings.supervise.stop_grace)
     annotations: JsonObject = {}
     if gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-        # Processes of one engine share memory beyond a container's 64 MB.
-        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
-        pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+        container["resources"] = {"limits": {GPU: gpus}}
+        pod = with_shared_memory(pod)
         annotations = {"penstock.io/kv-events": str(EVENTS_PORT), "penstock.io/kv-replay": str(REPLAY_PORT)}
     else:
         pod["securityContext"], container["securityContext"] = NOBODY, LOCKED
     labels = {**_labels(settings, "engine"), POOL: plan.pool}
     made = _made("apps/v1", "Deployment", plan.deployment, settings, component="engine")
     made["spec"] = {
-        "replicas": pool.replicas,
+        # Where a planner scales, an apply would undo what it decided.
+        **({} if settings.planner.enabled else {"replicas": pool.replicas}),
+        # One more would wait for GPUs that its predecessors have.
+        **({"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}} if gpus else {}),
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod},
     }

@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from penstock.adapters.seams import Store
+from penstock.kernel.plurals import counted
 from penstock.kernel.values import Replica
+from penstock.router.status_rows import StatusFinding
 from penstock.runtime.cluster_state.desired_state import POOLS, PoolStatus, decode
 from penstock.runtime.cluster_state.fleet_api import DesiredPool
 from penstock.runtime.cluster_state.store_watch import follow
@@ -28,6 +30,17 @@ class PoolStatuses:
             deleted=self._deleted,
             frozen=lambda error: None,
         )
+
+    def findings(self) -> list[StatusFinding]:
+        """Return which pools have replicas that do not run as their specs want, and what these wait for."""
+        findings = []
+        for name, status in sorted(self.known.items()):
+            outdated = [replica for replica in status.pool.replicas or () if replica.outdated]
+            if outdated:
+                text = f"pool {name}: {counted(len(outdated), 'replica')} of an older spec"
+                waits = "; ".join(f"{replica.id}: {replica.outdated}" for replica in outdated)
+                findings.append(StatusFinding("warning", text, waits))
+        return findings
 
     async def _put(self, key: str, raw: bytes) -> None:
         status = decode(PoolStatus, raw)

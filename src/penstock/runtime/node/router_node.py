@@ -161,6 +161,7 @@ class RouterNode:
         status.findings += refused_messages.findings(self.message_sources)
         status.findings += self.crashes.findings()
         status.findings += self.planned.findings()
+        status.findings += self.pool_statuses.findings()
         others = [] if self.peers is None else [card.id for card in self.peers.cards.values()]
         return NodeStatus(
             **msgspec.structs.asdict(status),

@@ -43,6 +43,10 @@ _KUBERNETES: JsonObject = {
             "description": "Hosts by pool: each engine of it spreads over so many pods, with its gpus divided among "
             "them (vLLM and SGLang); needs LeaderWorkerSet.",
         },
+        "scaled": {
+            "type": "string",
+            "description": "Pool whose engines spec.replicas counts; a cluster of one pool needs no word.",
+        },
         "strategy": {
             "type": "object",
             "description": "How pods of an older template are replaced, by pool, as Deployments have it. Unset is one "
@@ -110,7 +114,8 @@ _STATUS: JsonObject = {
         "replicas": {**_COUNT, "description": "Engines that there should be, in all pools."},
         "ready": {**_COUNT, "description": "Engines that take requests."},
         "frontends": {**_COUNT, "description": "Frontends that there are."},
-        "selector": {**_TEXT, "description": "Label selector of the frontends, for an autoscaler."},
+        "scaled": {**_COUNT, "description": "Engines that there are of the pool that spec.replicas is of."},
+        "selector": {**_TEXT, "description": "Label selector of these engines, for an autoscaler."},
         "attainment": {**_TEXT, "description": "Share of requests within the SLO, in the planner's last tick."},
         "gpus": {**_COUNT, "description": "GPUs that the engines have: the cost."},
         "pools": {
@@ -139,8 +144,14 @@ _COLUMNS = (
 
 
 def cluster_crd() -> JsonObject:
-    """Return the definition. ``kubectl scale`` counts frontends: pools are many, and the planner scales them."""
+    """Return the definition. ``kubectl scale`` counts the engines of one pool."""
     spec = group_schema(ClusterSettings)
+    spec["properties"]["replicas"] = {
+        "type": "integer",
+        "minimum": 1,
+        "description": "Engines of the pool that kubernetes.scaled names, or of the only one, in place of its own "
+        "replicas: what kubectl scale and an autoscaler set.",
+    }
     spec["properties"]["kubernetes"] = _KUBERNETES
     spec["properties"].pop("name")  # the resource has a name itself
     version = {
@@ -150,8 +161,8 @@ def cluster_crd() -> JsonObject:
         "subresources": {
             "status": {},
             "scale": {
-                "specReplicasPath": ".spec.frontend.processes",
-                "statusReplicasPath": ".status.frontends",
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.scaled",
                 "labelSelectorPath": ".status.selector",
             },
         },

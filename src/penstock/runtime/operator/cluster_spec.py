@@ -9,6 +9,7 @@ import yaml
 from penstock.config.live_knobs import live_values, with_values
 from penstock.config.reading.load import load, resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.config.worker_names import pool_prefix
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator.structural_schema import IN_PODS
@@ -27,6 +28,7 @@ class KubernetesPart(msgspec.Struct, frozen=True, rename="camel"):
     pod_templates: dict[str, JsonObject] = {}
     gpus: int | None = None
     hosts: dict[str, int] = {}
+    scaled: str | None = None
     strategy: dict[str, Strategy] = {}
     secrets: str | None = None
     monitor: bool = False
@@ -47,6 +49,8 @@ class ClusterSpec(msgspec.Struct, frozen=True):
     config: str
     lasting: str
     kubernetes: KubernetesPart
+    scaled: str | None = None
+    """Pool whose engines ``spec.replicas`` counts, by its name in the whole cluster."""
 
 
 def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
@@ -63,6 +67,7 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
         kubernetes = msgspec.convert(spec.pop("kubernetes", {}), KubernetesPart)
     except msgspec.ValidationError as error:
         raise ConfigError(f"spec.kubernetes: {error}") from error
+    replicas = spec.pop("replicas", None)
     spec["name"] = metadata["name"]
     for path, value in IN_PODS.items():
         _fill(spec, path.split("."), value)
@@ -70,6 +75,7 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
     file = folder / "spec.yaml"
     file.write_text(yaml.safe_dump(spec, sort_keys=False))
     settings = load(file).settings
+    settings, scaled = _scaled(settings, kubernetes.scaled, replicas)
     frontend = settings.frontend
     # One or several: with any number of others a frontend does the same, so that an autoscaler restarts none.
     shared = msgspec.structs.replace(frontend, processes=min(PROCESSES_SHARED, frontend.processes))
@@ -80,7 +86,36 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
         runs=msgspec.structs.replace(settings.runs, dir=RUNS),
     )
     lasting = resolved_yaml(_without_replicas(with_values(in_pods, live_values(ClusterSettings()))))
-    return ClusterSpec(settings, frontend.processes, resolved_yaml(in_pods), lasting, kubernetes)
+    return ClusterSpec(settings, frontend.processes, resolved_yaml(in_pods), lasting, kubernetes, scaled)
+
+
+def _scaled(settings: ClusterSettings, named: str | None, replicas: int | None) -> tuple[ClusterSettings, str | None]:
+    """Return settings with ``spec.replicas`` in the pool that it is of, and that pool's name."""
+    models = settings.models
+    pools = {
+        pool_prefix(model, len(models)) + name: (model, name)
+        for model, entry in models.items()
+        for name, pool in entry.pools.items()
+        if not pool.attached
+    }
+    if named is not None and named not in pools:
+        raise ConfigError(
+            f"spec.kubernetes.scaled is {named!r}, and there is no such pool",
+            hint=f"name one of {', '.join(sorted(pools)) or 'those that are not attached'}",
+        )
+    scaled = next(iter(pools)) if named is None and len(pools) == 1 else named
+    if replicas is None:
+        return settings, scaled
+    if scaled is None:
+        raise ConfigError(
+            f"spec.replicas is {replicas}, and the pools are {', '.join(sorted(pools))}",
+            hint="name the pool that it is of in spec.kubernetes.scaled",
+        )
+    model, name = pools[scaled]
+    replace = msgspec.structs.replace
+    entry = models[model]
+    changed = replace(entry, pools={**entry.pools, name: replace(entry.pools[name], replicas=replicas)})
+    return replace(settings, models={**models, model: changed}), scaled
 
 
 def _without_replicas(settings: ClusterSettings) -> ClusterSettings:

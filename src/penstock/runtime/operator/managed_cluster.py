@@ -421,6 +421,7 @@ class _Supervision:
                     attainment=None if report is None else report.attainment,
                     generation=self.owner.observed,
                     problem=self.problem,
+                    scaled=self.spec.scaled,
                 )
                 await self.owner.write_status(status)
             except PenstockError as error:

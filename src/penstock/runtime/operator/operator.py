@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.kubernetes.kubernetes_login import open_client
@@ -28,19 +31,23 @@ ALL = "*"
 
 
 class ClusterOperator:
-    """The operator of one namespace or of all.
+    """The operator of some namespaces or of all.
 
     Args:
-        namespace: whose PenstockClusters are cared for.
+        namespaces: whose PenstockClusters are cared for.
     """
 
     def __init__(
-        self, client: "AsyncClient", election: LeaderElection, settings: OperatorSettings, namespace: str = ALL
+        self,
+        client: "AsyncClient",
+        election: LeaderElection,
+        settings: OperatorSettings,
+        namespaces: Sequence[str] = (ALL,),
     ) -> None:
         self.election = election
         self._client = client
         self._settings = settings
-        self._namespace = namespace
+        self._namespaces = namespaces
         self._clusters: dict[ClusterKey, ManagedCluster] = {}
         self._tasks: dict[ClusterKey, asyncio.Task[None]] = {}
         self._leaving = BackgroundTasks()
@@ -69,19 +76,24 @@ class ClusterOperator:
 
     async def _lead(self) -> None:
         try:
-            while True:
-                try:
-                    async for changes in follow(self._client, cluster_resource(), namespace=self._namespace):
-                        for change in changes:
-                            key = ClusterKey((change.namespace, change.name))
-                            await self._take(key, None if change.object is None else change.object.to_dict())
-                except StoreUnavailable as error:
-                    log.warning("PenstockClusters can't be followed, and stay as they are: %s", error)
-                    await asyncio.sleep(RETRY)
+            async with asyncio.TaskGroup() as group:
+                for namespace in self._namespaces:
+                    group.create_task(self._follow(namespace), name=f"clusters of {namespace}")
         finally:
             await cancel_all([*self._tasks.values(), *self._leaving])
             self._tasks.clear()
             self._clusters.clear()
+
+    async def _follow(self, namespace: str) -> None:
+        while True:
+            try:
+                async for changes in follow(self._client, cluster_resource(), namespace=namespace):
+                    for change in changes:
+                        key = ClusterKey((change.namespace, change.name))
+                        await self._take(key, None if change.object is None else change.object.to_dict())
+            except StoreUnavailable as error:
+                log.warning("PenstockClusters can't be followed, and stay as they are: %s", error)
+                await asyncio.sleep(RETRY)
 
     async def _take(self, key: ClusterKey, resource: dict[str, object] | None) -> None:
         managed = self._clusters.get(key)
@@ -107,25 +119,47 @@ class ClusterOperator:
 
 
 async def operate(
-    login: KubernetesSettings, settings: OperatorSettings, *, namespace: str, lease_namespace: str, identity: str
+    login: KubernetesSettings,
+    settings: OperatorSettings,
+    *,
+    namespaces: Sequence[str],
+    lease_namespace: str,
+    identity: str,
+    health_port: int | None = None,
 ) -> None:
     """Run an operator until SIGTERM or SIGINT.
 
+    Args:
+        health_port: where probes are answered as long as it works; None answers none.
     Raises:
         ConfigError: there is no login at an API server.
+        OSError: the port is taken.
     """
     client = open_client(login, field_manager=MANAGER)
     election = LeaderElection(client, lease_namespace, MANAGER, identity)
-    working = asyncio.ensure_future(ClusterOperator(client, election, settings, namespace).run())
+    working = asyncio.ensure_future(ClusterOperator(client, election, settings, namespaces).run())
+    probes = web.Application()
+    probes.router.add_get("/health", _healthy)
+    runner = web.AppRunner(probes, access_log=None)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
     try:
+        if health_port is not None:
+            await runner.setup()
+            await web.TCPSite(runner, None, health_port).start()
         await working
     except asyncio.CancelledError:
         log.info("the operator ends; engines and frontends go on")
     finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await runner.cleanup()
         await client.close()
+
+
+async def _healthy(request: web.Request) -> web.Response:
+    return web.Response(text="ok")
 
 
 def _uid(resource: object) -> object:

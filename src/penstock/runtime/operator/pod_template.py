@@ -62,6 +62,8 @@ def engine_pod(
         "terminationGracePeriodSeconds": round(supervise.drain_timeout + supervise.stop_grace),
         "containers": [_with_secrets(container, spec)],
     }
+    if gpus:
+        pod = with_shared_memory(pod)
     if pool.engine == "sim":
         pod |= _locked_down(pod)
     return _merged(spec, name, pod)
@@ -101,6 +103,14 @@ def process_pod(cluster: str, spec: ClusterSpec, component: str, words: list[str
         ],
     }
     return _merged(spec, component, pod | _locked_down(pod))
+
+
+def with_shared_memory(pod: JsonObject) -> JsonObject:
+    """Return a pod whose containers share the node's memory: processes of one engine need more than 64 MB of it."""
+    mount = {"name": "shm", "mountPath": "/dev/shm"}
+    containers = [{**each, "volumeMounts": [*each.get("volumeMounts", []), mount]} for each in pod["containers"]]
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    return {**pod, "containers": containers, "volumes": [*pod.get("volumes", []), volume]}
 
 
 def image_of(spec: ClusterSpec, kind: str, own: str) -> str:

@@ -37,6 +37,7 @@ def status_of(
     attainment: float | None,
     generation: int | None = None,
     problem: str | None = None,
+    scaled: str | None = None,
 ) -> JsonObject:
     """Return the whole status.
 
@@ -45,6 +46,7 @@ def status_of(
         attainment: share of requests within the SLO; None is unknown.
         generation: of the spec that counts; None is the resource's own.
         problem: what keeps the operator from acting on the spec.
+        scaled: the pool that an autoscaler counts; None is none.
     """
     metadata = resource["metadata"]
     observed = metadata.get("generation", 0) if generation is None else generation
@@ -53,7 +55,7 @@ def status_of(
         "replicas": sum(view.pool.desired for view in pools.values()),
         "ready": sum(view.pool.ready for view in pools.values()),
         "frontends": frontends[0],
-        "selector": ",".join(f"{key}={value}" for key, value in names.selector(metadata["name"], "frontend").items()),
+        **_scale(metadata["name"], scaled, pools),
         "gpus": sum(len(replica.gpus) for view in pools.values() for replica in view.pool.replicas or ()),
         "pools": [_pool_row(name, view) for name, view in pools.items()],
     }
@@ -159,6 +161,15 @@ def _up_to_date(pools: Mapping[str, PoolView]) -> tuple[str, str, str]:
         return "True", "AsSpec", "every engine is as the spec wants"
     share = f"{len(outdated)} of {counted(len(replicas), 'engine')} are not as the spec wants: "
     return "False", "Outdated", share + "; ".join(outdated)
+
+
+def _scale(cluster: str, scaled: str | None, pools: Mapping[str, PoolView]) -> JsonObject:
+    """Return what the scale sub-resource reads: replicas that there are, and the selector of their pods."""
+    if scaled is None or scaled not in pools:
+        return {}
+    labels = {**names.selector(cluster, "engine"), names.POOL: names.label_value(scaled)}
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    return {"scaled": len(pools[scaled].pool.replicas or ()), "selector": selector}
 
 
 def _conditions(

@@ -8,11 +8,15 @@ from pathlib import Path
 import msgspec
 
 from penstock.adapters.process_life import report_ready, stop_event
-from penstock.testing.kubernetes.api.api_server import ApiServer
-from penstock.testing.kubernetes.api.object_writes import SERVICES
-from penstock.testing.kubernetes.cluster_double import ClusterDouble
-from penstock.testing.kubernetes.cluster_script import ClusterScript
-from penstock.testing.kubernetes.kubelet.pod_network import PodNetwork
+
+try:
+    from penstock.testing.kubernetes.api.api_server import ApiServer
+    from penstock.testing.kubernetes.api.object_writes import SERVICES
+    from penstock.testing.kubernetes.cluster_double import ClusterDouble
+    from penstock.testing.kubernetes.cluster_script import ClusterScript
+    from penstock.testing.kubernetes.kubelet.pod_network import PodNetwork
+except ModuleNotFoundError as error:
+    raise SystemExit(f"the doubles of Kubernetes need {error.name}: pip install 'penstock[testing]'") from error
 
 
 async def run(folder: Path, port: int, tls: bool, script: ClusterScript | None) -> None:
