@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-RUN = "import runpy, sys; sys.modules[{0!r}] = None; runpy.run_module('penstock.testing.kubernetes', run_name='__main__')"
+RUN = (
+    "import runpy, sys; sys.modules[{0!r}] = None; runpy.run_module('penstock.testing.kubernetes', run_name='__main__')"
+)
 
 
 def test_a_missing_package_is_named_with_its_installation() -> None:

@@ -16,7 +16,9 @@ try:
     from penstock.testing.kubernetes.cluster_script import ClusterScript
     from penstock.testing.kubernetes.kubelet.pod_network import PodNetwork
 except ModuleNotFoundError as error:
-    raise SystemExit(f"the doubles of Kubernetes need {error.name}: pip install 'penstock[testing]'") from error
+    raise SystemExit(
+        f"the doubles of Kubernetes need {str(error.name).partition('.')[0]}: pip install 'penstock[testing]'"
+    ) from error
 
 
 async def run(folder: Path, port: int, tls: bool, script: ClusterScript | None) -> None:
