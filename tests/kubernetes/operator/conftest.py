@@ -25,5 +25,5 @@ def operated(tmp_path_factory: pytest.TempPathFactory, kubectl: Path) -> Iterato
 def cluster(operated: OperatorCluster) -> OperatorCluster:
     """The cluster, once it is again as at its start."""
     operated.apply("demo", spec(2))
-    operated.until(lambda: operated.ready("demo", 2) and len(operated.pods()) == 2, "two engines")
+    operated.until(lambda: operated.settled("demo", 2) and len(operated.pods()) == 2, "two engines")
     return operated

@@ -137,6 +137,12 @@ class OperatorCluster:
             name, "Available"
         ).get("status") == "True"
 
+    def settled(self, name: str, replicas: int) -> bool:
+        """Return whether its engines serve, and are as the spec wants that was applied last."""
+        resource = self.get("penstock", name)
+        taken = (resource.get("status") or {}).get("observedGeneration") == resource["metadata"]["generation"]
+        return taken and self.ready(name, replicas) and self.condition(name, "UpToDate").get("status") == "True"
+
     def pods(self, component: str = "engine", *, name: str = "demo") -> dict[str, JsonObject]:
         labels = f"app.kubernetes.io/component={component},app.kubernetes.io/instance={name}"
         listed = self.get("pods", "-l", labels)["items"]

@@ -31,12 +31,8 @@ def teams(cluster: OperatorCluster) -> list[str]:
     return sorted(pod["metadata"]["labels"].get("team", "") for pod in cluster.pods().values())
 
 
-def settled(cluster: OperatorCluster, replicas: int) -> bool:
-    return cluster.condition("demo", "UpToDate").get("status") == "True" and cluster.ready("demo", replicas)
-
-
 def rolled_out(cluster: OperatorCluster, team: str, replicas: int = 2) -> bool:
-    return teams(cluster) == [team] * replicas and settled(cluster, replicas)
+    return teams(cluster) == [team] * replicas and cluster.settled("demo", replicas)
 
 
 @pytest.mark.parametrize("kubernetes", [LIMIT, NODES], ids=["limit", "nodes"])
@@ -109,7 +105,7 @@ def test_a_last_engine_waits_for_a_gpu_and_the_status_says_so(cluster: OperatorC
     made["kubernetes"]["strategy"] = {"main": {"maxUnavailable": 1}}
     cluster.apply("demo", made)
     there = ["a"] if kubernetes else ["", "a"]
-    cluster.until(lambda: teams(cluster) == there and settled(cluster, replicas), "its engines")
+    cluster.until(lambda: teams(cluster) == there and cluster.settled("demo", replicas), "its engines")
     before = set(cluster.pods())
     with Load(cluster) as load:
         cluster.apply("demo", changed)
@@ -131,4 +127,4 @@ def test_a_last_engine_waits_for_a_gpu_and_the_status_says_so(cluster: OperatorC
     assert not load.failures
     changed["kubernetes"]["strategy"] = {"main": {"maxUnavailable": 1}}
     cluster.apply("demo", changed)
-    cluster.until(lambda: "b" in teams(cluster) and settled(cluster, replicas), "the newer template")
+    cluster.until(lambda: "b" in teams(cluster) and cluster.settled("demo", replicas), "the newer template")

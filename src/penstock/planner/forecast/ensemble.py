@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.planner.forecast.experts import Expert, usual
+from penstock.planner.forecast.experts import Expert, SeasonalExpert, usual
 from penstock.planner.remembering import Remembering
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,8 @@ RESIDUALS = 160
 PRIOR = 12
 """Weight of the assumed spread at the start, in errors."""
 REACH = 1.5
-"""Most that the middle of a forecast rises above the present rate, as a factor: trends do not go on for ever."""
+"""Most that an expert's forecast rises above the present rate, as a factor: trends do not go on for ever. One that
+continues a pattern has seen how far it goes."""
 BEYOND, ABOVE = 1.1, 1.2
 """How far the upper ranks may go: above the highest rate observed, or above the middle where that is more. Without it,
 errors made on the way up, added to a rate at its peak, would forecast that it doubles again."""
@@ -144,9 +145,7 @@ class RateForecast(Remembering):
         points = np.concatenate(([0.0], ahead))
         centre = np.concatenate(([middle[0]], middle))
         rates = np.empty((len(ranks), len(wanted)))
-        now = sum(self._recent) / len(self._recent)
-        # Where hardly anything has arrived so far, a little more is no evidence.
-        middles = np.minimum(np.interp(wanted, points, centre), math.sqrt(max(REACH * now, 2.0 / self.width)))
+        middles = np.interp(wanted, points, centre)
         above = ABOVE + YOUNG * math.exp(-self._bins / YOUTH)
         most = np.maximum(above * middles**2, BEYOND * max(self._highest, 2.0 / self.width))
         for place in range(len(ranks)):
@@ -201,7 +200,14 @@ class RateForecast(Remembering):
             if jump:
                 expert.shift(jump)
             expert.add(root)
+        now = sum(self._recent) / len(self._recent)
+        # Where hardly anything has arrived so far, a little more is no evidence.
+        most = math.sqrt(max(REACH * now, 2.0 / self.width))
         paths = [expert.path(AHEAD) for expert in self.experts]
+        paths = [
+            path if path is None or isinstance(expert, SeasonalExpert) else np.minimum(path, most)
+            for expert, path in zip(self.experts, paths, strict=True)
+        ]
         for number, ahead in enumerate(AHEAD):
             values = [math.nan if path is None else float(path[number]) for path in paths]
             self._pending[number].append((self._bins + ahead, values, self._mix(number, values)))

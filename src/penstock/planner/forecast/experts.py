@@ -15,6 +15,10 @@ from penstock.planner.remembering import Remembering
 Floats = npt.NDArray[np.float64]
 
 
+BEAT_BASES = (40, 160)
+"""Bins over which a beat's base is taken: ten and forty minutes of bins of 15 s, for beats of minutes to hours."""
+
+
 class Expert(Protocol):
     """One way to extrapolate the observed values."""
 
@@ -152,28 +156,42 @@ class CurveExpert(Remembering):
 
 
 class SeasonalExpert(Remembering):
-    """Season: the values of one period ago, shifted by the present difference.
+    """Season: what followed the same moment of the last periods, shifted by the present difference of their means.
 
-    The period is the lag with the highest autocorrelation, once two such periods were observed.
+    The period is the shortest lag at which the values resemble themselves about as much as at any, once two such periods
+    were observed.
 
     Args:
+        name: of the expert.
         longest: most bins that are remembered; periods up to half of it can be found.
-        group: bins that are averaged into one before the search for periods.
+        group: bins that are averaged into one before the search; the period is then found to the bin.
+        bases: bins over which a mean is taken away before the search, so that a slow wave does not hide a beat on it;
+            0 searches the values as they are.
     """
 
     LEAST = 0.5
-    """Autocorrelation below which there is no period."""
+    """Autocorrelation below which there is no period..."""
+    NEAR = 0.75
+    """... and share of the highest from which a shorter lag is one."""
+    PERIODS = 3
+    """Periods whose values are averaged, where there are so many."""
+
+    BEND = 0.7
+    """Share of a base's curvature that is continued."""
 
     _values: list[float]
     period: int | None
     """In bins; None until one is found."""
     _next_search: int
 
-    def __init__(self, longest: int = 12_000, group: int = 4) -> None:
-        self.name = "seasonal"
+    def __init__(
+        self, name: str = "seasonal", longest: int = 12_000, group: int = 4, bases: Sequence[int] = (0,)
+    ) -> None:
+        self.name = name
         self.period = None
         self._longest = longest
         self._group = group
+        self._bases = tuple(bases)
         self._values = []
         self._next_search = 8 * group
 
@@ -190,49 +208,87 @@ class SeasonalExpert(Remembering):
         """Do nothing: a jump is part of the season, or it shows in the difference from a period ago."""
 
     def path(self, steps: Sequence[int]) -> Floats | None:
-        if self.period is None or len(self._values) < self.period + max(steps):
+        period = self.period
+        if period is None or len(self._values) < 2 * period:
             return None
-        values = np.asarray(self._values[-2 * self.period - self._group :])
-        last = len(values) - 1
-        width = self._group
-        now = float(values[-width:].mean())
-        then = float(values[last - self.period - width + 1 : last - self.period + 1].mean())
-        ahead = np.asarray(steps) % self.period
-        places = last - self.period + np.where(ahead == 0, self.period, ahead)
-        # Around each place, since single bins are noisy.
-        smooth = np.convolve(values, np.ones(width) / width, mode="same")
-        path: Floats = np.maximum(0.0, smooth[places] + (now - then))
+        known = min(self.PERIODS, len(self._values) // period)
+        past = np.asarray(self._values[-known * period :]).reshape(known, period)[::-1]  # the newest period comes first
+        means = past.mean(axis=1)
+        slope = means[0] - means[1]  # per period, as everywhere here
+        bend = self.BEND * (slope - (means[1] - means[2])) if known > 2 else 0.0
+        ahead = np.asarray(steps) - 1
+        # What the season lies on, as a parabola through the means, each of which is that of its period's middle.
+        later = (ahead + 1) / period
+        base = self._base_at(later, slope, bend)
+        following = []
+        for row in range(known):
+            then = later - 1.0 - row
+            following.append(past[row][ahead % period] + base - self._base_at(then, slope, bend))
+        path: Floats = np.maximum(0.0, np.mean(following, axis=0))
         return path
 
+    @staticmethod
+    def _base_at(places: Floats, slope: float, bend: float) -> Floats:
+        """Return the base beside that of half a period ago; ``places``: periods from now."""
+        from_middle = places + 0.5
+        return from_middle * slope + 0.5 * from_middle * (from_middle + 1.0) * bend
+
     def _search(self) -> int | None:
-        """Return the period with the highest autocorrelation, in bins. Cost: O(n log n)."""
+        """Return the period in bins. Cost: O(n log n)."""
         group = self._group
         count = len(self._values) // group
         if count < 16:
             return None
-        values = np.asarray(self._values[-count * group :]).reshape(count, group).mean(axis=1)
-        values -= values.mean()
-        power = np.fft.rfft(values, 2 * count)
-        auto = np.fft.irfft(power * np.conj(power))[:count]
-        if auto[0] <= 1e-9:
-            return None
-        lags = np.arange(count)
-        auto = auto / auto[0] * count / np.maximum(1, count - lags)
+        values = np.asarray(self._values[-count * group :])
+        found = [self._period_in(values - _around(values, base) if base else values) for base in self._bases]
+        score, period = max(found)
+        return period if score >= self.LEAST else None
+
+    def _period_in(self, values: Floats) -> tuple[float, int]:
+        """Return the autocorrelation at the period, and the period in bins; 0.0 where there is none."""
+        group, count = self._group, len(values) // self._group
+        coarse = _autocorrelation(values.reshape(count, group).mean(axis=1), count // 2)
         # Up to the first descent a value resembles its neighbours; that is no period.
-        below = np.flatnonzero(auto < 0.0)
+        below = np.flatnonzero(coarse < 0.0)
         if not len(below):
-            return None
-        first, most = int(below[0]), count // 2
-        if first >= most:
-            return None
-        best = first + int(np.argmax(auto[first : most + 1]))
-        if auto[best] < self.LEAST or best >= most:
-            return None
-        return best * group
+            return 0.0, 0
+        first = int(below[0])
+        best = first + int(np.argmax(coarse[first:]))
+        if best >= count // 2:
+            return 0.0, 0
+        score = float(coarse[best])
+        near = first + np.flatnonzero(coarse[first:best] >= self.NEAR * coarse[best])
+        lag = int(near[0]) if len(near) else best
+        while lag + 1 < len(coarse) and coarse[lag + 1] > coarse[lag]:
+            lag += 1
+        fine = _autocorrelation(values, min(len(values) // 2, (lag + 1) * group))
+        lowest = max(1, (lag - 1) * group)
+        return score, lowest + int(np.argmax(fine[lowest:]))
 
 
-def usual() -> list[Expert]:
-    """Return the default experts."""
+def _around(values: Floats, width: int) -> Floats:
+    """Return the mean of so many values around each; of fewer at both ends."""
+    total = np.concatenate(([0.0], np.cumsum(values)))
+    places = np.arange(len(values))
+    begin, end = np.maximum(0, places - width // 2), np.minimum(len(values), places + width // 2 + 1)
+    means: Floats = (total[end] - total[begin]) / (end - begin)
+    return means
+
+
+def _autocorrelation(values: Floats, most: int) -> Floats:
+    """Return the autocorrelation at lags up to ``most``; zeros where nothing moves."""
+    count = len(values)
+    centred = values - values.mean()
+    power = np.fft.rfft(centred, 2 * count)
+    auto = np.fft.irfft(power * np.conj(power))[: most + 1]
+    if auto[0] <= 1e-9:
+        return np.zeros(most + 1)
+    scaled: Floats = auto / auto[0] * count / (count - np.arange(most + 1))
+    return scaled
+
+
+def usual(group: int = 4) -> list[Expert]:
+    """Return the default experts; ``group``: as those have it that look for periods."""
     return [
         LevelExpert(1),
         LevelExpert(2),
@@ -243,5 +299,6 @@ def usual() -> list[Expert]:
         TrendExpert(0.15, 0.03, 0.99),
         CurveExpert(12),
         CurveExpert(30),
-        SeasonalExpert(),
+        SeasonalExpert(group=group),
+        SeasonalExpert("beat", group=group, bases=BEAT_BASES),
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from penstock.planner.forecast.ensemble import RateForecast
-from penstock.planner.forecast.experts import Expert, SeasonalExpert, TrendExpert
+from penstock.planner.forecast.experts import Expert, SeasonalExpert, TrendExpert, usual
 from penstock.planner.forecast.predictor import PredictionSeries
 
 
@@ -39,7 +39,7 @@ class EnsemblePredictor(PredictionSeries):
 
     def __init__(self, *, log1p: bool = False) -> None:
         super().__init__(log1p=log1p, values_max=1)
-        self._forecast = RateForecast(width=1.0)  # a bin is an interval, and a rate is a value
+        self._forecast = RateForecast(width=1.0, experts=usual(group=1))  # a bin is an interval, and a rate is a value
 
     def _learn(self, value: float) -> None:
         self._forecast.add(value, 1.0)

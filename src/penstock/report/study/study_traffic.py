@@ -76,6 +76,11 @@ def _burst(base: Callable[[float], float], start: float, seconds: float, rate: f
     return lambda at: rate if start <= at < start + seconds else base(at)
 
 
+def _beat(base: Callable[[float], float], every: float, seconds: float, more: float) -> Callable[[float], float]:
+    """Return a rate with so much more for some seconds at the end of each period."""
+    return lambda at: base(at) + (more if at % every >= every - seconds else 0.0)
+
+
 def _levels(levels: Sequence[float], each: float) -> Callable[[float], float]:
     return lambda at: levels[min(len(levels) - 1, int(at / each))]
 
@@ -100,6 +105,7 @@ OWN: tuple[StudyTraffic, ...] = (
     StudyTraffic("ramps", 3600.0, lambda at: 1.5 + 5.0 * (1.0 - abs((at / 600.0 % 2.0) - 1.0))),
     StudyTraffic("six-fold spike", 2400.0, _burst(lambda at: 1.2, 1200.0, 90.0, 7.2)),
     StudyTraffic("bursts", 3600.0, _bursts("bursts", 2.0, 3600.0)),
+    StudyTraffic("a beat on a slow wave", 10800.0, _beat(_wave(1.5, 4.0, 7200.0), 900.0, 180.0, 4.0)),
     StudyTraffic("longer prompts", 2400.0, lambda at: 3.0, stretch=(1200.0, 2.5)),
 )
 PUBLIC: tuple[StudyTraffic, ...] = (
