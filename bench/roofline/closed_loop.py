@@ -50,6 +50,8 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
         expert_parallel_size=measured.expert_parallel_size,
         weight_dtype=measured.weight_dtype,
         kv_cache_dtype=measured.kv_cache_dtype,
+        tokens=max(MAX_BATCHED * ranks, measured.concurrency),
+        seqs=measured.concurrency,
         length=measured.request.isl + measured.request.osl // 2,
     )
     settings = SimSettings(

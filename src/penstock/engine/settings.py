@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from penstock.engine.timing.model_shape import Dtype
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.settings import Knob, Settings
 
