@@ -14,8 +14,8 @@ from penstock.kernel.errors import ConfigError
 
 DRIVER = 0.5 * GIB
 """Bytes of a GPU that its driver keeps: an RTX 4090 of 24 GiB shows 23.5 to a program, an H100 of 79.6 shows 79.2."""
-CONTEXT = 0.1 * GIB
-"""Bytes for work spaces of libraries: what is left where an RTX 4090 comes near beside the sampler."""
+CONTEXT = 0.75 * GIB
+"""Bytes for work spaces of libraries, compiled code and CUDA graphs, beside a pass's activations."""
 COLLECTIVES = 2.1 * GIB
 """Bytes that NCCL and custom all-reduces take on each GPU with NVLink, once there are several: vLLM 0.19 on H100 by
 llm-d's measurements. Cards on PCIe take a tenth: 0.2 GiB in public logs of RTX 3090."""
@@ -88,7 +88,7 @@ def reserved_of(
     One layer's activations at a time: of a token what goes in and out, the residual, and the MLP's columns (gate, up
     and their product). Experts have work spaces besides, of a row per token and expert that it goes to, which are as
     wide as the model on every GPU; with ``replicas`` of the attention the tokens of all ranks are in each. Sampling
-    comes after the layers and takes their place.
+    comes after the layers, takes their place, and where it needs more leaves room for the rest.
     """
     each = 4 * shape.hidden + 3 * shape.columns / tensor_parallel_size
     if shape.experts:
@@ -99,7 +99,7 @@ def reserved_of(
     sampling = SAMPLED * seqs / replicas * shape.vocabulary
     several = tensor_parallel_size * replicas > 1
     collectives = COLLECTIVES * (0.1 if gpu.gddr else 1.0) if several else 0.0
-    return CONTEXT + collectives + max(activations, sampling)
+    return collectives + max(CONTEXT + activations, sampling)
 
 
 def with_blocks(settings: SimSettings, table: Mapping[str, Any] | None, length: float = LENGTH) -> SimSettings:

@@ -13,7 +13,7 @@ from penstock.kernel.errors import ConfigError
 
 _Config = dict[str, Any]
 
-_FP8: _Config = {"quantization_config": {"quant_method": "fp8"}}
+_FP8: _Config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 _MXFP4: _Config = {"quantization_config": {"quant_method": "mxfp4"}}
 _INT4_EXPERTS: _Config = {
     "quantization_config": {
@@ -31,7 +31,7 @@ _INT4_EXPERTS: _Config = {
 _INT4: _Config = {"quant_method": "gptq", "bits": 4}
 _INT8: _Config = {"quant_method": "gptq", "bits": 8}
 _WEIGHTS: Mapping[str, _Config] = {
-    "fp8": _FP8["quantization_config"],
+    "fp8": {"quant_method": "fp8"},
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     "mxfp4": _MXFP4["quantization_config"],
@@ -264,6 +264,8 @@ def known_model(name: str) -> Mapping[str, Any] | None:
         return None
     weights = _weights(name)
     config = MODELS[repository]
+    if weights == "fp8" and repository.startswith("Qwen/"):
+        return {**config, **_FP8}  # of others it is a scale per row
     return config if weights is None else {**config, "quantization_config": _WEIGHTS[weights]}
 
 

@@ -119,6 +119,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per token and such layer in the cache, of the indexer's keys."""
     index_flops: int
     """Operations per such layer for one query token and one token that it looks at."""
+    state_layers: int
+    """Layers that keep a state per sequence."""
     state_bytes: float
     """Bytes that a sequence takes beside its tokens, over all layers: states of recurrent and linear attention."""
     linear: tuple[Weights, ...]
@@ -133,6 +135,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers that a token makes all layers read and write besides weights and KV cache."""
     columns: int
     """Columns of the widest MLP that a token passes: dense, or its experts together."""
+    dense_columns: int
+    """Columns of an MLP that is no expert; 0 where there is none."""
+    scaled_columns: int
+    """Columns of quantised matrices that share a scale: no GPU can have a part of them."""
     vocabulary: int
     """Tokens that one is sampled from; 0 where none is."""
     embedding: int
@@ -183,6 +189,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     def reads(self) -> int | None:
         """Tokens that ``near_layers`` read at most: their window, or what sparse attention chooses."""
         return self.window if self.chosen is None else self.chosen
+
+    @property
+    def latent(self) -> bool:
+        """Whether the cache holds one compressed vector per token and layer in place of K and V."""
+        return self.past_flops > 0 or self.chosen is not None
 
     @property
     def near_layers(self) -> int:
@@ -257,6 +268,7 @@ def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape
         index_layers=0 if blocks.index is None else blocks.index.layers,
         index_bytes=0.0 if blocks.index is None else blocks.index.bytes,
         index_flops=0 if blocks.index is None else blocks.index.flops,
+        state_layers=mixers.count(RECURRENT),
         state_bytes=blocks.states,
         linear=linear,
         experts=routed.count if routed.layers else 0,
@@ -266,6 +278,8 @@ def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape
         moe_layers=len(routed.layers),
         activations=blocks.activations,
         columns=max(routed.wide, blocks.dense),
+        dense_columns=blocks.dense,
+        scaled_columns=types.columns,
         vocabulary=vocabulary if generates else 0,
         embedding=vocabulary * hidden + _positions(fields, kind, hidden),
         head=vocabulary * hidden if generates else 0,

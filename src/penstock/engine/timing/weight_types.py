@@ -56,6 +56,8 @@ _GROUPS: Mapping[tuple[Any, Any], Dtype] = {
 _BITS: Mapping[Any, Dtype] = {4: "int4", 8: "int8"}
 _EIGHT_BITS = ("fp8", "fbgemm_fp8", "mxfp8")
 _BY_BITS = ("awq", "gptq", "auto-round", "auto_round")
+GROUP = 128
+"""Values of int4 that share a scale where AWQ and GPTQ don't say how many."""
 _EXCEPT = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
 """Fields with the modules that stay as they were."""
 _LAYER = ("model.layers.", "model.language_model.layers.", "language_model.model.layers.", "backbone.layers.")
@@ -89,6 +91,8 @@ class WeightTypes:
     def __init__(self, fields: Fields) -> None:
         self.plain: Dtype = _plain(fields)
         self.kv: Dtype = self.plain
+        self.columns = 1
+        """Columns of a matrix that share a scale: no GPU may have a part of them."""
         self._rules: list[tuple[_ModuleNames, Dtype]] = []
         """The first whose names match says the data type; modules that none matches have the plain one."""
         given = fields.config.get("quantization_config")
@@ -103,6 +107,7 @@ class WeightTypes:
         excepted += [f"re:{each[2:]}" for each in dynamic or () if each.startswith("-:")]  # of GPTQModel
         self._rules = [(_ModuleNames(excepted), self.plain), *_rules(fields, given)]
         self.kv = _cache(fields, given) or self.plain
+        self.columns = _columns(given)
 
     def of(self, module: str, layer: int) -> Dtype:
         """Return the data type of a module of a layer."""
@@ -236,6 +241,21 @@ def _compressed(fields: Fields, given: Mapping[str, Any]) -> list[tuple[_ModuleN
     if not rules:
         raise fields.error("quantization_config", "has no config_groups whose weights say type and num_bits 4 or 8")
     return rules
+
+
+def _columns(given: Mapping[str, Any]) -> int:
+    """Return the columns that share a scale: of a block of FP8, or a group of int4."""
+    block = given.get("weight_block_size")
+    if isinstance(block, list | tuple) and block:
+        return int(block[0])
+    groups = given.get("config_groups")
+    sizes = [(group.get("weights") or {}).get("group_size") for group in groups.values()] if groups else []
+    sizes += [given.get("group_size", given.get("q_group_size", GROUP if _is_by_bits(given) else 1))]
+    return max(1, *(int(size) for size in sizes if isinstance(size, int)))
+
+
+def _is_by_bits(given: Mapping[str, Any]) -> bool:
+    return str(given.get("quant_method", "")).lower().removesuffix("_marlin") in _BY_BITS
 
 
 def _cache(fields: Fields, given: Mapping[str, Any]) -> Dtype | None:
