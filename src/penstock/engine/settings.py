@@ -144,7 +144,7 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
     ] = None
     kv_cache_dtype: Annotated[
-        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")
+        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the checkpoint's.")
     ] = None
     calibration: Annotated[
         Calibration,

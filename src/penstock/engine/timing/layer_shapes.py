@@ -121,7 +121,7 @@ def _windowed(fields: Fields, kind: str, layers: int) -> list[bool]:
 def grouped(fields: Fields, kind: str, hidden: int, heads: int) -> Attention:
     """Return attention whose query heads share KV heads."""
     kv_heads = fields.maybe("num_key_value_heads") or heads
-    width = fields.maybe("head_dim")
+    width = fields.maybe("head_dim") or fields.maybe("attention_head_dim")
     if width is None:
         width, rest = divmod(hidden, heads)
         if rest:
@@ -216,7 +216,7 @@ def gated_delta(fields: Fields, hidden: int) -> Recurrent:
 def mamba2(fields: Fields, hidden: int) -> Recurrent:
     """Return a Mamba-2 layer as Nemotron-H has it."""
     heads, width, state = (fields.count(name) for name in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"))
-    groups, kernel = fields.count("n_groups"), fields.count("conv_kernel")
+    groups, kernel = fields.maybe("n_groups") or 8, fields.maybe("conv_kernel") or fields.maybe("mamba_d_conv") or 4
     inner = heads * width
     mixed = inner + 2 * groups * state
     biases = (mixed if fields.config.get("use_conv_bias", True) else 0) + 3 * heads
