@@ -44,6 +44,8 @@ OUTLIER = 0.2
 ROUNDS = 50
 TTFT_WEIGHT = 0.5
 """Errors of the TTFT beside those of the TPOT: load generators differ in how they begin, which is most of it."""
+MEASURED_UTILISATION = 0.95
+"""Share of a GPU's memory that the measured engines may use: some of them did not fit into vLLM's 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def _running(point: MeasuredPoint, length: int) -> int:
         expert_parallel_size=point.expert_parallel_size,
         weight_dtype=point.weight_dtype,
         kv_cache_dtype=point.kv_cache_dtype,
+        utilisation=MEASURED_UTILISATION,
         seqs=min(SEQS, point.concurrency),
         length=length,
     )
