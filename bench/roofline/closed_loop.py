@@ -16,7 +16,7 @@ from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.kv_capacity import kv_blocks_of
 from penstock.engine.settings import Calibration, SimSettings
 from penstock.engine.timing.roofline import Roofline, RooflineTiming
-from penstock.engine.timing.roofline_fit import MeasuredPoint
+from penstock.engine.timing.roofline_fit import MEASURED_UTILISATION, MeasuredPoint
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
@@ -50,6 +50,9 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
         expert_parallel_size=measured.expert_parallel_size,
         weight_dtype=measured.weight_dtype,
         kv_cache_dtype=measured.kv_cache_dtype,
+        utilisation=MEASURED_UTILISATION,
+        tokens=max(MAX_BATCHED * ranks, measured.concurrency),
+        seqs=measured.concurrency,
         length=measured.request.isl + measured.request.osl // 2,
     )
     settings = SimSettings(

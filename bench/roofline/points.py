@@ -13,8 +13,9 @@ from functools import cache
 
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import known_model
-from penstock.engine.timing.model_shape import Dtype, ModelShape, shape_of
+from penstock.engine.timing.model_shape import ModelShape, shape_of
 from penstock.engine.timing.roofline_fit import MeasuredPoint
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.values import RequestShape
 
 GPUS_MAX = 8

@@ -12,7 +12,7 @@ from penstock.config.reading.load import load
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings, TimingSettings, checked
-from penstock.engine.timing.model_shape import shape_of
+from penstock.engine.timing.model_shape import ModelShape, shape_of
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Woken
@@ -181,7 +181,7 @@ def test_files_that_are_named_and_not_there_are_problems_of_the_config(tmp_path:
 def test_a_well_known_model_needs_no_file() -> None:
     timing = TimingSettings(kind="roofline", model="meta-llama/Llama-3.1-8B-Instruct", gpu="rtx4090")
     found = load_timing(timing)
-    assert found is not None and shape_of(found["model"]) == shape_of(LLAMA_8B)
+    assert found is not None and shape_of(found["model"]) == shape_of({**LLAMA_8B, "max_position_embeddings": 131072})
     assert timing_files(timing) == {}
     with pytest.raises(ConfigError, match=r"neither a file nor a model.*Qwen3-32B"):
         load_timing(TimingSettings(kind="roofline", model="someone/nothing-9b", gpu="rtx4090"))
@@ -196,3 +196,31 @@ def test_an_engine_runs_on_what_was_read(model: str) -> None:
     assert at is not None
     (done,) = [effect for effect in engine.handle(at, Woken()) if isinstance(effect, EngineFinished)]
     assert 0.01 < done.at / 1e9 < 0.1
+
+
+def test_a_checkpoint_is_read_with_the_files_beside_its_config(tmp_path: Path) -> None:
+    """modelopt writes the types of weights and cache into a file of its own; sentence-transformers marks embedders."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA_8B, "max_position_embeddings": 8192}))
+    timing = TimingSettings(kind="roofline", model=str(folder), gpu="b200")
+
+    def shape() -> ModelShape:
+        table = load_timing(timing)
+        assert table is not None
+        return shape_of(table["model"])
+
+    assert (shape().linear_dtype, shape().kv_dtype, shape().generates) == ("bf16", "bf16", True)
+    quantised = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*self_attn*"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": quantised}))
+    assert (shape().linear_dtype, shape().kv_dtype) == ("fp4", "fp8")
+    assert {each.dtype for each in shape().linear} == {"fp4", "bf16"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 512}))
+    assert shape().context == 8192, "of a model that makes tokens this is no limit"
+    (folder / "modules.json").write_text("[]")
+    assert (shape().context, shape().generates) == (512, False)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    assert shape().context == 256
+    (folder / "hf_quant_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="hf_quant_config"):
+        shape()

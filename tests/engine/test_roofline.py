@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.settings import Calibration, TimingSettings
 from penstock.engine.timing.gpus import named
+from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
 from penstock.engine.timing.roofline import Roofline, RooflineTiming, experts_touched, work_of
 from penstock.engine.timing.timing_model import timing_of
@@ -33,11 +34,11 @@ def ideal(config: dict, **how: object) -> Roofline:
 
 
 def step(roofline: Roofline, kv: int, seqs: int) -> float:
-    return roofline.seconds(work_of((), kv, seqs, roofline.shape.window))
+    return roofline.seconds(work_of((), kv, seqs, roofline.shape.reads))
 
 
 def prompt(roofline: Roofline, past: int, new: int) -> float:
-    return roofline.seconds(work_of([(past, new)], 0, 0, roofline.shape.window))
+    return roofline.seconds(work_of([(past, new)], 0, 0, roofline.shape.reads))
 
 
 def test_one_token_of_one_sequence_reads_the_weights() -> None:
@@ -53,6 +54,36 @@ def test_kv_is_read_at_the_memory_s_rate_and_half_as_long_in_fp8() -> None:
         roofline = ideal(LLAMA_8B, kv_cache_dtype=dtype)
         more = step(roofline, 1_001_000, 64) - step(roofline, 1000, 64)
         assert more == pytest.approx(1_000_000 * 2 * 32 * 8 * 128 * width / 3.35e12)
+
+
+def test_weights_of_four_bits_are_read_as_such_and_computed_in_bf16() -> None:
+    """Attention that a checkpoint leaves in bf16 is read in full; GPUs compute in no type of AWQ."""
+    awq = {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["self_attn"]}
+    narrow, plain = ideal({**LLAMA_8B, "quantization_config": awq}), ideal(LLAMA_8B)
+    mlps = 32 * 3 * 4096 * 14336
+    assert plain.costs.linear_read - narrow.costs.linear_read == pytest.approx(mlps * (2 - 4.25 / 8) / 3.35e12)
+    assert narrow.costs.linear_token == pytest.approx(plain.costs.linear_token)
+    assert ideal(LLAMA_8B, weight_dtype="int4").costs.linear_read < narrow.costs.linear_read
+
+
+def test_sparse_attention_reads_the_keys_of_all_and_the_rest_of_the_chosen() -> None:
+    """DeepSeek-V3.2: 132 bytes per token for its indexer, of 2,048 tokens the latent cache as well."""
+    config = {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048}
+    roofline = ideal({**config, "index_head_dim": 128, "index_n_heads": 64})
+    looked_at = 61 * max(132 / 3.35e12, 2 * 64 * 128 / 1978e12)
+    read = 61 * max(576 * 2 / 3.35e12, roofline.shape.read_flops / 989e12)
+    assert step(roofline, 1001, 1) - step(roofline, 1, 1) == pytest.approx(1000 * (looked_at + read))
+    assert step(roofline, 101_000, 1) - step(roofline, 1000, 1) == pytest.approx(100_000 * looked_at + 1048 * read)
+    long, dense = prompt(roofline, 100_000, 512), prompt(ideal(DEEPSEEK_V3), 100_000, 512)
+    assert prompt(roofline, 0, 512) < long < dense
+
+
+def test_a_state_is_read_and_written_whole_for_each_sequence_of_a_step() -> None:
+    roofline = ideal(dict(model_named("Qwen3-Next-80B-A3B-Instruct")))
+    one, more = (roofline.costs.output * seqs for seqs in (1, 9))
+    assert more - one == pytest.approx(8 * 2 * roofline.shape.state_bytes / 3.35e12)
+    slope = step(roofline, 20_000, 8) - step(roofline, 10_000, 8)
+    assert slope == pytest.approx(10_000 * 12 * 2 * 2 * 256 * 2 / 3.35e12), "twelve layers read KV"
 
 
 def test_a_long_prompt_is_bound_by_arithmetic() -> None:

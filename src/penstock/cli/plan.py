@@ -27,15 +27,20 @@ Exit status 1: no deployment meets the SLO, and the answer names the floor that 
 @click.argument(
     "intent", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[INTENT]"
 )
-@click.option("--model", help="A model's config.json, its folder, or a well-known name.")
+@click.option("--model", help="A model's config.json, its folder, or a well-known name with or without its owner.")
 @click.option("--engine", type=click.Choice(["sim", "vllm", "sglang"]), help="What the config starts.  [default: sim]")
 @click.option(
-    "--gpu", "gpus", multiple=True, help="GPU that may be used, or its YAML file; repeated: pools may differ."
+    "--gpu",
+    "gpus",
+    multiple=True,
+    help="GPU that may be used, or its YAML file; repeated: pools may differ.  [default: this machine's]",
 )
 @click.option("--price", "prices", multiple=True, metavar="GPU=DOLLARS", help="Price of one GPU per hour; repeated.")
 @click.option("--max-gpus", type=click.IntRange(1), help="Most GPUs of a deployment.")
 @click.option("--ttft", type=SECONDS, help="Target of the time to first token, such as 500ms.")
-@click.option("--itl", type=SECONDS, help="Target of a request's mean gap between tokens, such as 20ms.")
+@click.option(
+    "--itl", type=SECONDS, help="Target of a request's mean gap between tokens, such as 20ms; none for embedders."
+)
 @click.option("--attainment", type=Amount("ratio"), help="Share of requests that must keep both.  [default: 95%]")
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="File of requests to plan for.")
 @click.option("--rate", type=Amount("1/s"), help="Requests per second; with --trace, instead of its own.")
@@ -70,7 +75,7 @@ def command(
 
     from penstock.profiler.deployment_plan.intent_file import read_intent
     from penstock.profiler.deployment_plan.plan_request import PlanRequest, numbers_by_key, profiles_by_key
-    from penstock.profiler.deployment_plan.plan_run import HEADINGS, SPARE, outcome_json, plan, rows, sentences
+    from penstock.profiler.deployment_plan.plan_run import SPARE, headings, outcome_json, plan, rows, sentences
 
     asked = None if intent is None else read_intent(intent)
     given = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -91,7 +96,12 @@ def command(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))).decode())
     else:
-        _print(request.name, outcome, fitted(HEADINGS, rows(outcome), text_width(False), SPARE), sentences(outcome))
+        _print(
+            request.name,
+            outcome,
+            fitted(headings(outcome), rows(outcome), text_width(False), SPARE),
+            sentences(outcome),
+        )
     if not outcome.feasible:
         return 1
     if not apply:
@@ -104,10 +114,10 @@ def command(
 
 def _print(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:
     (ttft, itl), share = outcome.request.slo.planned, outcome.request.attainment
-    click.echo(
-        f"{name}: {outcome.rate:,.2f} requests/s of {outcome.prompt:,.0f} + {outcome.answer:,.0f} tokens; "
-        f"TTFT {1e3 * ttft:,.0f} ms and ITL {1e3 * itl:,.0f} ms for {share:.0%} of them"
-    )
+    answers = outcome.request.answers
+    tokens = f"{outcome.prompt:,.0f} + {outcome.answer:,.0f}" if answers else f"{outcome.prompt:,.0f}"
+    targets = f"TTFT {1e3 * ttft:,.0f} ms" + (f" and ITL {1e3 * itl:,.0f} ms" if answers else "")
+    click.echo(f"{name}: {outcome.rate:,.2f} requests/s of {tokens} tokens; {targets} for {share:.0%} of them")
     if shown[1]:
         click.echo(table(*shown))
     for line in lines:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from penstock.engine.timing.model_shape import Dtype
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.settings import Knob, Settings
 
@@ -144,7 +144,7 @@ class TimingSettings(Settings, frozen=True, kw_only=True):
         Dtype | None, Knob("Roofline kind: data type of the layers' weights; unset takes the config's.")
     ] = None
     kv_cache_dtype: Annotated[
-        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the model's.")
+        Dtype | None, Knob("Roofline kind: data type of the KV cache; unset takes the checkpoint's.")
     ] = None
     calibration: Annotated[
         Calibration,

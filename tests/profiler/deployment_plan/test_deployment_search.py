@@ -169,3 +169,81 @@ def test_passes_of_a_chunk_add_up_and_decoding_beside_them_shares_what_it_can() 
     assert list(large.prefill(np.array([10.0, 3000.0]))) == [float(large.prefill(10)), float(large.prefill(3000))]
     steps = large.decode(np.array([1.0, 16.0, 256.0]), np.zeros(3))
     assert steps[0] < steps[1] < steps[2]
+
+
+def test_no_engine_is_planned_that_cannot_split_heads_or_scales() -> None:
+    """vLLM refuses both: 10 KV heads over 4 GPUs, and blocks of 128 columns of FP8 over parts of them."""
+    phi = shape_of(model_named("phi-4"))
+    assert list(layouts(phi, GPUS["h200"], None)) == [(1, 1), (2, 1)]
+    blocks = shape_of(model_named("Qwen3-30B-A3B-FP8"))
+    sliced = [tensor for tensor, expert in layouts(blocks, GPUS["h200"], None) if expert == 1]
+    assert sliced == [1, 2] and (4, 4) in set(layouts(blocks, GPUS["h200"], None)), "768 columns are six blocks"
+    rows = shape_of(model_named("RedHatAI/Llama-3.1-8B-Instruct-FP8"))
+    assert [tensor for tensor, _ in layouts(rows, GPUS["h200"], None)] == [1, 2, 4, 8]
+    groups = shape_of(model_named("Qwen2.5-72B-Instruct-AWQ"))
+    assert 8 not in [tensor for tensor, _ in layouts(groups, GPUS["h200"], None)], "29,568 columns are 231 groups"
+
+
+def test_windows_are_counted_at_the_lengths_of_the_traffic() -> None:
+    """gpt-oss-20b attends to 128 tokens in every second layer: long sequences take about half."""
+
+    def capacity(prompt: str) -> int:
+        request = question(model="gpt-oss-20b", gpus=("h100",), prompt=prompt, answer="100", itl=0.05)
+        engines = EngineCatalog(request, traffic_of(request)).candidates["aggregated"]
+        return next(each.sim.capacity for each in engines if each.gpus == 1 and each.chunk == 1024)
+
+    assert capacity("30000") > 1.8 * capacity("100")
+
+
+def test_an_engine_takes_the_longest_request_and_no_more_than_the_model() -> None:
+    for model, prompt, longest in (
+        ("Qwen3-8B", "3000", 7168),
+        ("Qwen3-8B", "30000", 40_960),
+        ("Llama-2-7b", "3000", 4096),
+    ):
+        request = question(model=model, prompt=prompt, ttft=20.0, requests=20)
+        engines = EngineCatalog(request, traffic_of(request)).candidates["aggregated"]
+        assert {each.sim.max_model_len for each in engines} == {longest}
+    tight = question(model="Qwen3-32B", gpus=("h100",), prompt="5000", ttft=20.0, requests=20, max_gpus=1)
+    engine = EngineCatalog(tight, traffic_of(tight)).candidates["aggregated"][-1]
+    assert 5300 <= engine.sim.max_model_len < 0.81 * engine.sim.capacity
+
+
+def test_blocks_and_chunks_are_those_that_kernels_take() -> None:
+    latent, hybrid = (
+        EngineCatalog(request, traffic_of(request))
+        for request in (question(model=name, itl=0.1) for name in ("DeepSeek-V3.2", "Qwen3.5-35B-A3B"))
+    )
+    assert {each.sim.block_size for each in latent.candidates["aggregated"]} == {64}
+    chunks = [
+        each.chunk // max(1, each.sim.timing.expert_parallel_size // each.sim.timing.tensor_parallel_size)
+        for each in hybrid.candidates["aggregated"]
+    ]
+    block = (3 * 8192 * 2 + 32 * 128 * 128 * 4) / (2 * 2 * 256 * 2)
+    assert min(chunks) >= block > 1024
+
+
+def test_limits_of_data_parallel_ranks_are_written_for_each_of_them() -> None:
+    request = question(model="Qwen3-30B-A3B", engine="vllm", itl=0.05)
+    traffic = traffic_of(request)
+    found = DeploymentSearch(request, traffic, EngineCatalog(request, traffic)).deployments()
+    spread = next(each for each in found if each.mode == "aggregated" and "DP" in each.label)
+    (pool,) = spread.pools
+    ranks = pool.sim.timing.expert_parallel_size // pool.sim.timing.tensor_parallel_size
+    written = yaml.safe_load(config_yaml(request, spread))["models"]["Qwen3-30B-A3B"]["pools"]["main"]
+    assert ranks > 1 and written["max_num_batched_tokens"] == pool.sim.max_num_batched_tokens // ranks
+    assert written["args"][:2] == ["--max-num-seqs", str(pool.sim.max_num_seqs // ranks)]
+    sglang = question(model="Qwen3-30B-A3B", engine="sglang", itl=0.05)
+    other = yaml.safe_load(config_yaml(sglang, spread))["models"]["Qwen3-30B-A3B"]["pools"]["main"]
+    assert other["max_num_batched_tokens"] == pool.sim.max_num_batched_tokens, "SGLang splits its limits itself"
+    words = " ".join(other["args"])
+    assert f"--context-length {pool.sim.max_model_len} --page-size 16" in words
+
+
+def test_the_model_is_named_as_an_engine_finds_it(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    for model, repository in (("Qwen3-8B", "Qwen/Qwen3-8B"), (str(folder / "config.json"), str(folder))):
+        assert question(model=model, engine="vllm").repository == repository
+    with pytest.raises(ConfigError, match="give the repository whole"):
+        question(model="Llama-3.1-8B-FP8", engine="vllm")
+    assert question(model="Llama-3.1-8B-FP8").answers

@@ -67,6 +67,26 @@ def test_a_request_of_dynamo_has_dynamos_defaults(tmp_path: Path) -> None:
     assert checked_request(request)
 
 
+def test_the_request_without_hardware_leaves_it_to_the_machine(tmp_path: Path) -> None:
+    """As NVIDIA's overview of Dynamo 1.0 shows it; `plan` asks the machine, or says what to add."""
+    text = """\
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeploymentRequest
+spec:
+  model: Qwen/Qwen3-0.6B
+  backend: vllm
+  sla: { ttft: 200.0, itl: 20.0 }
+  autoApply: true
+"""
+    intent = read(tmp_path, text)
+    request = intent.request
+    assert request.gpus == () and intent.apply and (request.slo.ttft, request.slo.itl) == (0.2, 0.02)
+    with pytest.raises(ConfigError, match="gpuSku: h200_sxm"):
+        checked_request(request)
+    ours = "model: Qwen3-0.6B\nslo: {ttft: 200ms, itl: 20ms}\nworkload: {rate: 5/s, isl: 100, osl: 10}\n"
+    assert read(tmp_path, ours).request.gpus == ()
+
+
 def test_a_concurrency_is_a_rate_by_littles_law(tmp_path: Path) -> None:
     request = read(tmp_path, dgdr(workload={"concurrency": 64, "isl": 100, "osl": 100}, sla={"ttft": 1000, "itl": 10}))
     assert request.request.rate == pytest.approx(64 / (1.0 + 100 * 0.01))
@@ -106,7 +126,6 @@ def test_what_means_nothing_here_is_told_and_a_mocker_is_simulated(tmp_path: Pat
         (EIGHT.replace("model: Qwen/Qwen3-8B\n", ""), "model"),
         ({**DGDR, "apiVersion": "nvidia.com/v1alpha1"}, "v1alpha1"),
         ({**DGDR, "kind": "DynamoGraphDeployment"}, "only nvidia.com/v1beta1 DynamoGraphDeploymentRequest"),
-        (dgdr(hardware={}), "gpuSku is absent"),
         (dgdr(hardware={"gpuSku": "mi300x"}), "mi300x"),
         (dgdr(hardware={"gpusku": "h100"}), r"spec.hardware.gpusku is no field \(did you mean gpuSku"),
         (dgdr(backend="trtllm"), "trtllm"),

@@ -2,17 +2,31 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import Slo
+from penstock.profiler.deployment_plan import plan_run
+from penstock.profiler.deployment_plan.deployment_config import engine_args
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.profiler.deployment_plan.plan_run import outcome_json, plan, rows, sentences, to_verify, with_highest_rate
+from penstock.profiler.deployment_plan.plan_request import PlanRequest, checked_request
+from penstock.profiler.deployment_plan.plan_run import (
+    outcome_json,
+    plan,
+    rows,
+    sentences,
+    to_verify,
+    with_gpus,
+    with_highest_rate,
+)
 from penstock.profiler.deployment_plan.plan_verification import TRIES, simulated, verified_one
 from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
+from penstock.profiler.measurement.measured_engines import FoundGpus
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import run, variants_of
 from tests.profiler.deployment_plan.questions import model_folder, question
@@ -71,7 +85,9 @@ def test_the_written_configs_are_valid_and_simulate_to_the_same_share(tmp_path: 
             pool.role: pool.replicas for pool in best.deployment.pools
         }
         assert (loaded.slo.ttft, loaded.slo.itl) == (0.5, 0.02)
-        options = SimulateOptions(config=str(config), out=tmp_path / mode, html=False, json=True)
+        assert loaded.planner.enabled and loaded.planner.budget.max_gpus == best.deployment.gpus
+        alone = ("planner.enabled=false",)
+        options = SimulateOptions(config=str(config), out=tmp_path / mode, html=False, json=True, overrides=alone)
         (variant,) = variants_of(options)
         again = run(options, partial(iter, traffic.requests), variant)
         assert again.summary.goodput_share == best.attainment
@@ -92,7 +108,8 @@ def test_both_modes_are_verified_where_there_are_both(tmp_path: Path) -> None:
     assert table[0][0].startswith("* ") and len({len(row) for row in table}) == 1
     told = outcome_json(outcome)
     dollars = told["deployments"][0]["price_per_million_answer_tokens"]
-    tokens = sum(each.osl for each in traffic.requests) / traffic.seconds * 3600 / 1e6
+    tokens = 30.0 * 300 * 3600 / 1e6  # at the rate that was asked for, whatever the sample's is
+    assert traffic.seconds * 30.0 != len(traffic.requests)
     assert dollars == pytest.approx(outcome.best[0].deployment.price / tokens)
     assert any("guesses: h200 $3.5" in line for line in sentences(outcome))
 
@@ -134,8 +151,49 @@ def test_a_trace_that_is_not_there_is_named() -> None:
         plan(question(trace="nowhere.jsonl"))
 
 
+@pytest.mark.parametrize("model", ["BAAI/bge-reranker-v2-m3", "Qwen3-Embedding-0.6B"])
+def test_models_that_make_no_tokens_are_planned_without_decode(tmp_path: Path, model: str) -> None:
+    slo = Slo(ttft=0.2)
+    fields: dict[str, Any] = {"rate": 60.0, "prompt": "512", "requests": 300, "verify": 1, "engine": "vllm"}
+    request = checked_request(PlanRequest(model=model, gpus=("l40s",), slo=slo, **fields))
+    outcome = plan(request, output=tmp_path, jobs=1)
+    best = outcome.best[0]
+    assert outcome.feasible and {each.deployment.mode for each in outcome.best} == {"aggregated"}
+    assert best.itl is None and best.ttft is not None and best.ttft.p95 <= 0.2
+    assert outcome.per_million(best.deployment) == pytest.approx(best.deployment.price / (60.0 * 512 * 3600 / 1e6))
+    assert any("without decode" in note for note in outcome.notes)
+    settings = load(tmp_path / "penstock.yaml").settings
+    pool = next(iter(settings.models[model].pools.values()))
+    assert " ".join(pool.args).endswith("--runner pooling") and not settings.planner.enabled
+    limit = pool.max_num_batched_tokens or 0
+    assert limit >= (pool.max_model_len or 0) >= 513, "a prompt is one pass"
+    other = checked_request(PlanRequest(model=model, gpus=("l40s",), slo=Slo(ttft=0.2, itl=1.0), answer="9", **fields))
+    assert (other.slo, other.answer) == (request.slo, request.answer) and "itl and osl change nothing" in other.notes[0]
+
+
+def test_rerankers_of_qwen_are_told_to_rank() -> None:
+    slo = Slo(ttft=0.5)
+    request = PlanRequest(model="Qwen3-Reranker-0.6B", engine="vllm", gpus=("l40s",), slo=slo, rate=5.0, prompt="256")
+    request = checked_request(msgspec.structs.replace(request, requests=50))
+    traffic = traffic_of(request)
+    (best, *_) = DeploymentSearch(request, traffic, EngineCatalog(request, traffic)).deployments()
+    assert "--hf-overrides" in engine_args(request, best.pools[0])
+
+
+def test_without_a_gpu_it_is_planned_for_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = PlanRequest(model="Qwen/Qwen3-0.6B", slo=Slo(ttft=0.2, itl=0.02), prompt="4000", answer="1000", max_gpus=32)
+    monkeypatch.setattr(plan_run, "machine_gpus", lambda env: FoundGpus())
+    with pytest.raises(ConfigError, match=r"this machine has none.*gpuSku: h200_sxm"):
+        plan(base)
+    monkeypatch.setattr(plan_run, "machine_gpus", lambda env: FoundGpus((0, 1), "NVIDIA H200", 143_771))
+    request = checked_request(with_gpus(base))
+    assert (request.gpus, request.max_gpus) == (("h200",), 2) and "2 NVIDIA H200" in request.notes[0]
+    assert with_gpus(msgspec.structs.replace(base, gpus=("h100",))).max_gpus == 32
+
+
 @pytest.mark.slow
 def test_the_public_conversation_trace_is_planned(traces: Path) -> None:
     trace = str(traces / "mooncake_conversation_first6000.jsonl")
-    outcome = plan(question(trace=trace, requests=2000, ttft=2.0, itl=0.04, verify=1), jobs=1)
+    request = question(model="Llama-3.1-8B", trace=trace, requests=2000, ttft=2.0, itl=0.04, verify=1)
+    outcome = plan(request, jobs=1)
     assert outcome.feasible and outcome.best[0].hit_rate is not None and outcome.best[0].hit_rate > 0.1

@@ -32,7 +32,7 @@ def test_made_traffic_has_its_rate_and_lengths_and_is_the_same_each_time() -> No
     assert list(one.requests) == list(other.requests) and len(one.requests) >= REQUESTS_LEAST
     assert one.rate == 20.0 and one.prompt == pytest.approx(3000) and one.answer == pytest.approx(300)
     assert len(one.requests) / one.seconds == pytest.approx(20.0, rel=0.1)
-    assert one.answer_rate == pytest.approx(20.0 * 300, rel=0.1)
+    assert one.tokens_per_second(one.answer) == 20.0 * one.answer
 
 
 def test_lengths_may_be_a_distribution() -> None:

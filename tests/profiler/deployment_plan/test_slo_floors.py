@@ -1,6 +1,8 @@
 """Floors: an SLO that nothing meets is told with its floor, and what would change it does change it."""
 
+import json
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from penstock.kernel.values import Slo
 from penstock.profiler.deployment_plan.deployment_search import DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
+from penstock.profiler.deployment_plan.plan_run import plan
 from penstock.profiler.deployment_plan.planned_traffic import traffic_of
 from penstock.profiler.deployment_plan.slo_floors import SloFloor, floor_of
 from tests.profiler.deployment_plan.questions import question
@@ -82,3 +85,25 @@ def test_a_tail_of_long_prompts_names_a_target_that_is_met() -> None:
 def test_every_floor_says_what_would_change_it(name: str) -> None:
     below = floor(question(**{name: 0.001}))
     assert below is not None and len(below.changes) >= 2
+
+
+def test_a_model_is_not_planned_for_requests_that_it_is_too_short_for() -> None:
+    request = question(model="Llama-2-7b", gpus=("h100",), prompt="7500", answer="500", ttft=5.0, itl=0.1)
+    outcome = plan(request, jobs=1)
+    assert outcome.floor is not None and outcome.floor.floor == "context" and not outcome.feasible
+    assert "Llama-2-7b is made for 4,096 tokens" in outcome.floor.reason and "300 of 300" in outcome.floor.reason
+
+
+def test_a_few_requests_that_are_too_long_are_told_and_count_as_missed(tmp_path: Path) -> None:
+    lengths = [5000 if i % 50 == 0 else 500 for i in range(200)]
+    rows = []
+    for i, length in enumerate(lengths):
+        blocks = list(range(20 * i, 20 * i - (-length // 512)))
+        rows.append({"timestamp": 100 * i, "input_length": length, "output_length": 50, "hash_ids": blocks})
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = plan(question(model="Llama-2-7b", gpus=("h100",), trace=str(trace), ttft=2.0, itl=0.1, verify=1), jobs=1)
+    assert outcome.feasible and outcome.best[0].attainment == pytest.approx(0.98)
+    assert any("4 requests of 200 are longer than the 4,096 tokens" in note for note in outcome.notes)
+    (pool,) = outcome.best[0].deployment.pools
+    assert pool.sim.max_model_len == 4096

@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from penstock.engine.kv_capacity import kv_blocks_of
+from penstock.engine.kv_capacity import kv_blocks_of, reserved_of
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
 from penstock.profiler.design_space.parallel_mappings import (
     GPUS_MAX,
+    RANK_SEQS,
     RANK_TOKENS,
     ParallelMapping,
     ServedModel,
@@ -32,7 +33,7 @@ def test_the_cache_is_as_large_as_the_engine_s(mapping: ParallelMapping) -> None
         expert_parallel_size=mapping.experts,
         weight_dtype=model.weight_dtype,
         kv_cache_dtype=model.kv_cache_dtype,
-        tokens=RANK_TOKENS,
+        reserved=reserved_of(model.shape, model.gpu, RANK_TOKENS, RANK_SEQS, mapping.tensor),
     )
     assert int(mapping.kv_tokens(model)) == blocks
 

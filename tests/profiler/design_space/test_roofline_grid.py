@@ -40,7 +40,7 @@ def test_arrays_give_what_the_scalar_roofline_gives(model: str, mappings: tuple[
             if count + together == 0:
                 continue
             chunks = [(before, tokens)] * together
-            work = work_of(chunks, count * 3000, count, served.shape.window, roofline.replicas)
+            work = work_of(chunks, count * 3000, count, served.shape.reads, roofline.replicas)
             assert got == pytest.approx(roofline.seconds(work), rel=1e-9)
 
 

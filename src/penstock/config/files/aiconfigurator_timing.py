@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.engine.settings import TimingSettings
-from penstock.engine.timing.model_shape import Dtype
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
 
 SYSTEMS = {

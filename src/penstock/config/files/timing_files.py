@@ -10,8 +10,13 @@ from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.collectives import link_by_hand, link_measured
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import MODELS, known_model
+from penstock.engine.timing.model_fields import EMBEDS
 from penstock.engine.timing.operators import COLUMNS, OPTIONAL
 from penstock.kernel.errors import ConfigError
+
+CONFIG = "config.json"
+NO_LENGTH = 10**9
+"""From here on a tokenizer's length means that it has none: Hugging Face writes 10^30."""
 
 
 def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
@@ -81,8 +86,32 @@ def _model(named: str) -> Mapping[str, Any]:
                 hint=f"known are {', '.join(MODELS)}; of others name the config.json",
             )
     if path.is_dir():
-        path = path / "config.json"
-    return json_object(path, "timing.model", hint="name a model's config.json")
+        path = path / CONFIG
+    config = json_object(path, "timing.model", hint="name a model's config.json")
+    return {**config, **_beside(path.parent, config)} if path.name == CONFIG else config
+
+
+def _beside(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a checkpoint says of a model in other files than its ``config.json``, as fields of that."""
+
+    def read(name: str) -> Mapping[str, Any]:
+        return (
+            json_object(folder / name, "timing.model", hint="mend it, or take it away")
+            if (folder / name).is_file()
+            else {}
+        )
+
+    found: dict[str, Any] = {}
+    quantised = read("hf_quant_config.json").get("quantization")  # of modelopt, where config.json does not have it
+    if isinstance(quantised, Mapping) and "quantization_config" not in config:
+        found["quantization_config"] = {"quant_method": "modelopt", **quantised}
+    sentences = read("sentence_bert_config.json").get("max_seq_length")
+    length = sentences or read("tokenizer_config.json").get("model_max_length")
+    if isinstance(length, int) and 0 < length < NO_LENGTH:
+        found["model_max_length"] = length
+    if (folder / "modules.json").is_file():
+        found[EMBEDS] = True
+    return found
 
 
 def _gpu(path: Path) -> Mapping[str, Any]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.engine.settings import Calibration
 from penstock.engine.timing.gpus import Gpu
-from penstock.engine.timing.model_shape import BYTES, ModelShape
+from penstock.engine.timing.model_shape import ModelShape
+from penstock.engine.timing.weight_types import BYTES
 from penstock.kernel.errors import ConfigError
 
 _BY_HAND = re.compile(r"\s*([\d.]+)\s*GB/s\s*,\s*([\d.]+)\s*us\s*")
@@ -89,7 +90,7 @@ def collectives(
 ) -> Collectives:
     """Return what the exchanges of one pass cost.
 
-    Two all-reduces per layer among the GPUs that share it, each sending 2(n-1)/n of the activations over ``within``;
+    An all-reduce after each attention and MLP: 2(n-1)/n of the activations over ``within``;
     with ``replicas`` of the attention each expert layer sends every token to its experts and back over ``across``
     instead of its second all-reduce.
 
@@ -98,7 +99,7 @@ def collectives(
             experts (all-to-all).
     """
     gpus, width = tensor_parallel_size * replicas, shape.hidden * BYTES[shape.dtype]
-    reduces = 2 * shape.layers - (shape.moe_layers if replicas > 1 else 0)
+    reduces = shape.sublayers - (shape.moe_layers if replicas > 1 else 0)
     reduces = reduces if tensor_parallel_size > 1 else 0
     exchanges = 2 * shape.moe_layers if replicas > 1 else 0
     reduced = 2.0 * (tensor_parallel_size - 1) / tensor_parallel_size * reduces * width / replicas

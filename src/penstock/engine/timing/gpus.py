@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.timing.model_shape import Dtype
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
 
 GIB = 1024**3

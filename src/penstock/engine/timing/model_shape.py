@@ -4,26 +4,31 @@ A pure parse: the mapping is handed in. Counted are the parameters of the text m
 layers and vision towers, which decoding does not read.
 """
 
-import math
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from penstock.engine.timing.layer_shapes import (
+    FULL,
+    RECURRENT,
+    WINDOWED,
+    Attention,
+    Experts,
+    Recurrent,
+    TokenIndexer,
+    experts,
+    gated_delta,
+    grouped,
+    indexer,
+    latent,
+    layer_kinds,
+    mamba2,
+)
+from penstock.engine.timing.model_fields import EMBEDS, Fields, context_of, text_fields
+from penstock.engine.timing.weight_types import BYTES, PLAIN, Block, Dtype, Weights, WeightTypes
 from penstock.kernel.errors import ConfigError
-
-Dtype = Literal["fp32", "bf16", "fp8", "int8", "fp4", "mxfp4", "int4"]
-
-BYTES: dict[Dtype, float] = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "fp4": 4.5 / 8,
-    "mxfp4": 4.25 / 8,
-    "int4": 4.25 / 8,
-}
-"""Bytes per value with its scales: an 8-bit one per 16 values of NVFP4 and per 32 of MXFP4, 32 bits per 128 of int4."""
 
 GATED = (
     "llama",
@@ -33,6 +38,7 @@ GATED = (
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "qwen3_next",
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -43,13 +49,26 @@ GATED = (
 )
 """Model types whose layers are known here: attention, then a gated MLP of three matrices or experts of such."""
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+"""Model types that read a text at once and make no token of it."""
+
+KNOWN = (*GATED, "nemotron_h", *ENCODERS)
+
 SAME = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "internlm2": "llama",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_5_text": "qwen3_next",
+    "qwen3_5_moe_text": "qwen3_next",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
     "deepseek_v32": "deepseek_v3",
     "glm_moe_dsa": "deepseek_v3",
+    "glm4_moe_lite": "deepseek_v3",
     "glm4_moe": "qwen3_moe",
     "minimax_m2": "qwen3_moe",
     "phimoe": "mixtral",
@@ -58,22 +77,28 @@ SAME = {
 """Model types with the layers of another."""
 
 _TIED = ("gemma", "gemma2", "gemma3_text")
-_BIASED = ("qwen2", "qwen2_moe", "gpt_oss")
-_HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
+_NORMS_WITH_BIAS = ("bert", "roberta", "xlm-roberta")
+_ANSWERLESS = re.compile(
+    r"For(Sequence|Token)Classification$|ForRewardModel$|ForMaskedLM$|ForEmbedding$|ForSequenceEmbedding$"
+    r"|^(Bert|Roberta|XLMRoberta|ModernBert|Llama|Mistral|Qwen[23]|Gemma[23]?|Gemma3Text)Model$"
+)
+"""Architectures that embed, rank or classify a text."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Dimensions of a decoder, as far as time and memory depend on them. Parameters are counts, not bytes."""
+    """Dimensions of a model, as far as time and memory depend on them. Parameters are counts, not bytes."""
 
     name: str
     layers: int
+    sublayers: int
+    """Attention, recurrent layers and MLPs: each ends with an all-reduce under tensor parallelism."""
     hidden: int
     heads: int
     kv_heads: int
     """Heads of the KV cache that tensor parallelism can split; 1 for a latent cache, which each GPU holds whole."""
     kv_values: int
-    """Numbers per token and layer in the KV cache."""
+    """Numbers per token and attention layer in the KV cache."""
     pair_flops: int
     """Operations per layer for one query token and one token that it attends to, where K and V are at hand."""
     read_flops: int
@@ -81,94 +106,154 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     past_flops: int
     """Operations per layer for one token in the cache that a prompt's later part attends to: a latent cache is made
     into K and V again for each part; 0 where K and V are what the cache holds."""
+    attention_layers: int
+    """Layers with attention; other ones keep a state per sequence, or nothing."""
     window: int | None
-    """Tokens that ``window_layers`` of the layers attend to; the others attend to all."""
+    """Tokens that ``window_layers`` of these attend to and keep; the others keep all."""
     window_layers: int
-    linear: int
+    chosen: int | None
+    """Tokens that a token reads of all that sparse attention keeps; None where it reads all."""
+    index_layers: int
+    """Layers whose indexer looks at all tokens to choose them."""
+    index_bytes: float
+    """Bytes per token and such layer in the cache, of the indexer's keys."""
+    index_flops: int
+    """Operations per such layer for one query token and one token that it looks at."""
+    state_layers: int
+    """Layers that keep a state per sequence."""
+    state_bytes: float
+    """Bytes that a sequence takes beside its tokens, over all layers: states of recurrent and linear attention."""
+    linear: tuple[Weights, ...]
     """Parameters of all layers that every token passes: attention, MLPs, shared experts, routers, norms."""
     experts: int
     experts_per_token: int
     expert: int
     """Parameters of one routed expert of one layer."""
+    expert_columns: int
     moe_layers: int
     activations: int
     """Numbers that a token makes all layers read and write besides weights and KV cache."""
     columns: int
     """Columns of the widest MLP that a token passes: dense, or its experts together."""
+    dense_columns: int
+    """Columns of an MLP that is no expert; 0 where there is none."""
+    scaled_columns: int
+    """Columns of quantised matrices that share a scale: no GPU can have a part of them."""
+    vocabulary: int
+    """Tokens that one is sampled from; 0 where none is."""
     embedding: int
     head: int
     """Parameters of the output projection; it is read also where it is the embedding."""
     tied: bool
     dtype: Dtype
-    linear_dtype: Dtype
     expert_dtype: Dtype
+    kv_dtype: Dtype
+    """Of the KV cache: what the checkpoint has scales for, else the model's."""
+    context: int | None
+    """Tokens of the longest sequence that the model is made for; None where its config does not say."""
+    causal: bool
+    """False of encoders: each token attends to all, in one pass, and only the layer at work has K and V."""
+    generates: bool
+    """Whether it makes tokens; embedders, rerankers and classifiers read prompts only."""
+
+    @property
+    def linear_params(self) -> int:
+        """Parameters of all layers that every token passes."""
+        return sum(each.params for each in self.linear)
+
+    @property
+    def linear_dtype(self) -> Dtype:
+        """The data type of most of them."""
+        return max(self.linear, key=lambda each: each.params).dtype
 
     @property
     def params(self) -> int:
         """All parameters."""
         experts = self.moe_layers * self.experts * self.expert
-        return self.linear + experts + self.embedding + (0 if self.tied else self.head)
+        return self.linear_params + experts + self.embedding + (0 if self.tied else self.head)
 
     @property
     def params_active(self) -> int:
         """Parameters that one token passes, the embedding counted in as its publishers do."""
         experts = self.moe_layers * self.experts_per_token * self.expert
-        return self.linear + experts + self.embedding + (0 if self.tied else self.head)
+        return self.linear_params + experts + self.embedding + (0 if self.tied else self.head)
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of all parameters in the data types of the config."""
         plain = self.embedding + (0 if self.tied else self.head)
         experts = self.moe_layers * self.experts * self.expert
-        return plain * BYTES[self.dtype] + self.linear * BYTES[self.linear_dtype] + experts * BYTES[self.expert_dtype]
+        return plain * BYTES[self.dtype] + self.linear_bytes() + experts * BYTES[self.expert_dtype]
 
-    def kv_bytes(self, dtype: Dtype) -> float:
-        """Return the bytes that a token takes in the KV cache, over all layers."""
-        return self.layers * self.kv_values * BYTES[dtype]
+    @property
+    def reads(self) -> int | None:
+        """Tokens that ``near_layers`` read at most: their window, or what sparse attention chooses."""
+        return self.window if self.chosen is None else self.chosen
+
+    @property
+    def latent(self) -> bool:
+        """Whether the cache holds one compressed vector per token and layer in place of K and V."""
+        return self.past_flops > 0 or self.chosen is not None
+
+    @property
+    def near_layers(self) -> int:
+        """Attention layers that read a part of a long sequence."""
+        return self.window_layers if self.chosen is None else self.attention_layers
+
+    def weights(self, dtype: Dtype | None = None) -> tuple[Weights, ...]:
+        """Return the linear layers' parameters by data type, all of them in one where it is given."""
+        return self.linear if dtype is None else (Weights(self.linear_params, dtype),)
+
+    def linear_bytes(self, dtype: Dtype | None = None) -> float:
+        """Return the bytes of the linear layers, in the config's data types or in another."""
+        return sum(each.params * BYTES[each.dtype] for each in self.weights(dtype))
+
+    def kv_bytes(self, dtype: Dtype | None = None, length: float = 1.0) -> float:
+        """Return the bytes that a token of a sequence takes in the KV cache, over all layers.
+
+        Args:
+            dtype: of the cache; None takes the checkpoint's.
+            length: tokens of the sequence: layers with a window keep no more of it than that.
+        """
+        near = self.window_layers * min(1.0, self.window / length) if self.window else 0.0
+        layers = self.attention_layers - self.window_layers + near if self.causal else 1.0
+        return layers * self.kv_values * BYTES[dtype or self.kv_dtype] + self.index_layers * self.index_bytes
+
+    def kv_bytes_with_states(self, dtype: Dtype | None = None, length: float = 1.0) -> float:
+        """Return the same with the sequence's states, spread over its tokens."""
+        return self.kv_bytes(dtype, length) + self.state_bytes / length
 
 
 def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape:
     """Return the dimensions of a model.
 
     Args:
-        config: the fields of a Hugging Face ``config.json``; where it has a ``text_config``, that one counts.
+        config: the fields of a Hugging Face ``config.json``; where it has a language model of its own, that one counts.
         name: what to call the config in errors.
     Raises:
         ConfigError: the model's kind is not known here, or a field is absent or not what it must be.
     """
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping):
-        config = {**{key: config[key] for key in ("torch_dtype", "quantization_config") if key in config}, **inner}
-    fields = _Fields(config, name)
+    fields = text_fields(config, name)
     kind = fields.text("model_type")
     kind = SAME.get(kind, kind)
-    if kind not in GATED:
+    if kind not in KNOWN:
         raise ConfigError(
-            f"{name}: model_type {kind!r} has layers that are not known here", hint=f"known are {', '.join(GATED)}"
+            f"{name}: model_type {kind!r} has layers that are not known here", hint=f"known are {', '.join(KNOWN)}"
         )
     layers, hidden, heads = fields.count("num_hidden_layers"), fields.count("hidden_size"), fields.heads()
-    attention = _latent(fields, hidden, heads) if kind.startswith("deepseek") else _grouped(fields, kind, hidden, heads)
-    experts, moe_layers = _experts(fields, layers)
-    expert = shared = wide = 0
-    per_token = _per_token(fields, experts)
-    if experts:
-        width = fields.maybe("moe_intermediate_size") or fields.count("intermediate_size")
-        expert = 3 * hidden * width
-        always = fields.maybe("n_shared_experts") or 0
-        shared, wide = always * expert, (per_token + always) * width
-        if extra := fields.maybe("shared_expert_intermediate_size"):
-            shared, wide = shared + 3 * hidden * extra + hidden, wide + extra
-        if kind == "gpt_oss":
-            expert += 2 * width + hidden
-        shared += hidden * experts + (experts if kind in ("gpt_oss", "deepseek_v3") else 0)
-    dense = fields.count("intermediate_size") * (layers - moe_layers) if moe_layers < layers else 0
-    norms = (4 if kind in _FOUR_NORMS else 2) * hidden
-    vocabulary = fields.count("vocab_size") * hidden
-    window, window_layers = _window(fields, kind, layers)
-    linear_dtype, expert_dtype = _dtypes(fields)
+    types, mixers = WeightTypes(fields), layer_kinds(fields, kind, layers)
+    attention = _attention(fields, kind, hidden, heads)
+    routed = experts(fields, kind, hidden, mixers)
+    blocks = _blocks(fields, kind, hidden, mixers, attention, routed, types)
+    vocabulary = fields.count("vocab_size")
+    generates = _generates(fields, kind)
+    linear = types.weights(blocks.all)
+    expert_name = "mixer.experts.0.up_proj" if kind == "nemotron_h" else "mlp.experts.0.up_proj"
+    expert_types = [types.of(expert_name, layer) for layer in routed.layers]
     return ModelShape(
-        name=str(config.get("_name_or_path") or kind),
+        name=str(fields.config.get("_name_or_path") or config.get("_name_or_path") or kind),
         layers=layers,
+        sublayers=blocks.sublayers,
         hidden=hidden,
         heads=heads,
         kv_heads=attention.kv_heads,
@@ -176,202 +261,148 @@ def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape
         pair_flops=attention.pair_flops,
         read_flops=attention.read_flops,
         past_flops=attention.past_flops,
-        window=window,
-        window_layers=window_layers,
-        linear=layers * (attention.params + norms) + 3 * hidden * dense + moe_layers * shared + hidden,
-        experts=experts,
-        experts_per_token=per_token,
-        expert=expert,
-        moe_layers=moe_layers,
-        # Per layer two norms with their residuals (8), in and out of attention and MLP (4); per MLP column gate, up and
-        # their product, each written and read.
-        activations=layers * (12 * hidden + attention.width) + 6 * (dense + moe_layers * wide),
-        columns=max(wide, fields.count("intermediate_size") if moe_layers < layers else 0),
-        embedding=vocabulary,
-        head=vocabulary,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
-        dtype=fields.dtype(),
-        linear_dtype=linear_dtype,
-        expert_dtype=expert_dtype,
+        attention_layers=mixers.count(FULL) + mixers.count(WINDOWED),
+        window=_window(fields, kind) if WINDOWED in mixers else None,
+        window_layers=mixers.count(WINDOWED),
+        chosen=None if blocks.index is None else blocks.index.chosen,
+        index_layers=0 if blocks.index is None else blocks.index.layers,
+        index_bytes=0.0 if blocks.index is None else blocks.index.bytes,
+        index_flops=0 if blocks.index is None else blocks.index.flops,
+        state_layers=mixers.count(RECURRENT),
+        state_bytes=blocks.states,
+        linear=linear,
+        experts=routed.count if routed.layers else 0,
+        experts_per_token=routed.per_token,
+        expert=routed.params,
+        expert_columns=routed.columns,
+        moe_layers=len(routed.layers),
+        activations=blocks.activations,
+        columns=max(routed.wide, blocks.dense),
+        dense_columns=blocks.dense,
+        scaled_columns=types.columns,
+        vocabulary=vocabulary if generates else 0,
+        embedding=vocabulary * hidden + _positions(fields, kind, hidden),
+        head=vocabulary * hidden if generates else 0,
+        tied=not generates or bool(fields.config.get("tie_word_embeddings", kind in _TIED)),
+        dtype=types.plain,
+        expert_dtype=max(set(expert_types), key=expert_types.count) if expert_types else linear[0].dtype,
+        kv_dtype=types.kv,
+        context=_context(fields, kind, generates),
+        causal=kind not in ENCODERS,
+        generates=generates,
     )
 
 
-class _Attention(msgspec.Struct, frozen=True):
-    params: int
-    kv_heads: int
-    kv_values: int
-    pair_flops: int
-    read_flops: int
-    past_flops: int
-    width: int
-    """Numbers per token between the projections, written and read."""
+class _Blocks(msgspec.Struct, frozen=True, kw_only=True):
+    """All blocks of a model that every token passes, and what depends on them together."""
+
+    all: tuple[Block, ...]
+    index: TokenIndexer | None
+    states: float
+    """Bytes of a sequence's states."""
+    dense: int
+    """Columns of an MLP that is no expert; 0 where there is none."""
+    sublayers: int
+    activations: int
 
 
-def _grouped(fields: "_Fields", kind: str, hidden: int, heads: int) -> _Attention:
-    """Attention whose query heads share KV heads."""
-    kv_heads = fields.maybe("num_key_value_heads") or heads
-    width = fields.maybe("head_dim")
-    if width is None:
-        width, rest = divmod(hidden, heads)
-        if rest:
-            raise fields.error("head_dim", f"is absent, and hidden_size {hidden} is no multiple of {heads} heads")
-    params = 2 * hidden * width * (heads + kv_heads)
-    if kind in _BIASED or fields.config.get("attention_bias") is True:
-        params += width * (heads + 2 * kv_heads)
-    if kind == "gpt_oss":
-        params += hidden + heads  # the output's bias and the sinks
-    if kind in _HEAD_NORMS:
-        params += 2 * width
-    flops = 4 * heads * width
-    return _Attention(params, kv_heads, 2 * kv_heads * width, flops, flops, 0, 4 * width * (heads + kv_heads))
-
-
-def _latent(fields: "_Fields", hidden: int, heads: int) -> _Attention:
-    """Multi-head latent attention: one compressed vector per token in the cache."""
-    latent, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
-    plain, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
-    query = fields.maybe("q_lora_rank")
-    key = plain + rope
-    params = hidden * (latent + rope) + latent + latent * heads * (plain + value) + heads * value * hidden
-    params += hidden * heads * key if query is None else hidden * query + query + query * heads * key
-    moved = 2 * heads * (key + value) + 4 * (latent + rope)
-    pair, read, past = key + value, 2 * latent + rope, latent * (plain + value)
-    return _Attention(params, 1, latent + rope, 2 * heads * pair, 2 * heads * read, 2 * heads * past, moved)
-
-
-def _experts(fields: "_Fields", layers: int) -> tuple[int, int]:
-    """Return the routed experts of a layer and how many layers have them."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((count for name in names if (count := fields.maybe(name)) is not None), 0)
-    if not experts:
-        return 0, 0
-    first = fields.maybe("first_k_dense_replace") or 0
-    step = fields.maybe("moe_layer_freq") or fields.maybe("decoder_sparse_step") or 1
-    plain = fields.config.get("mlp_only_layers") or ()
-    if "decoder_sparse_step" in fields.config:
-        return experts, sum((i + 1) % step == 0 and i not in plain for i in range(layers))
-    return experts, sum(i >= first and i % step == 0 for i in range(layers))
-
-
-def _per_token(fields: "_Fields", experts: int) -> int:
-    if not experts:
-        return 0
-    count = fields.maybe("num_experts_per_tok") or fields.count("experts_per_token")
-    if count > experts:
-        raise fields.error("num_experts_per_tok", f"is {count}, above the {experts} experts of a layer")
-    return count
-
-
-def _window(fields: "_Fields", kind: str, layers: int) -> tuple[int | None, int]:
-    """Return the sliding window and how many layers have it."""
-    config = fields.config
-    if (chosen := fields.maybe("index_topk")) is not None:
-        return chosen, layers  # sparse attention: an indexer chooses what each token reads
-    window = fields.maybe("sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
-        return None, 0
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list | tuple):
-        count = sum(entry == "sliding_attention" for entry in kinds)
-    elif kind == "gemma2":
-        count = (layers + 1) // 2
-    elif kind == "gemma3_text":
-        pattern = fields.maybe("sliding_window_pattern") or 6
-        count = layers - layers // pattern
-    elif kind.startswith("qwen"):
-        if not config.get("use_sliding_window"):
-            return None, 0
-        count = layers - min(layers, fields.maybe("max_window_layers") or 0)
-    else:
-        count = layers
-    return (window, count) if count else (None, 0)
-
-
-def _dtypes(fields: "_Fields") -> tuple[Dtype, Dtype]:
-    """Return the data types of the linear layers and of the routed experts."""
-    plain = fields.dtype()
-    given = fields.config.get("quantization_config")
-    if given is None:
-        return plain, plain
-    if not isinstance(given, Mapping):
-        raise fields.error("quantization_config", f"is {given!r}, not a mapping")
-    method = str(given.get("quant_method", "")).lower()
-    if method == "mxfp4":
-        return plain, "mxfp4"  # as published, only experts are in it
-    if method in ("fp8", "fbgemm_fp8"):
-        return "fp8", "fp8"
-    if method in ("awq", "gptq"):
-        bits = given.get("bits", 4)
-        if bits in (4, 8):
-            dtype: Dtype = "int4" if bits == 4 else "int8"
-            return dtype, dtype
-    if method == "modelopt":
-        algorithm = str(given.get("quant_algo", "")).upper()
-        if algorithm in ("FP8", "NVFP4"):
-            dtype = "fp8" if algorithm == "FP8" else "fp4"
-            return dtype, dtype
-    if method == "compressed-tensors":
-        return _compressed(fields, given)
-    raise fields.error(
-        "quantization_config",
-        f"has the method {method!r}, which is not known here",
-        "take the entry out and set timing.weight_dtype",
+def _blocks(
+    fields: Fields, kind: str, hidden: int, mixers: list[str], attention: Attention, routed: Experts, types: WeightTypes
+) -> _Blocks:
+    layers = range(len(mixers))
+    alone = kind == "nemotron_h"  # its layers have one part each, and one norm
+    norms = hidden * (1 if alone else 4 if kind in _FOUR_NORMS or kind in _NORMS_WITH_BIAS else 2)
+    attending = [i for i in layers if mixers[i] in (FULL, WINDOWED)]
+    recurring = [i for i in layers if mixers[i] == RECURRENT]
+    dense_at = [i for i in layers if (mixers[i] == "mlp" if alone else i not in routed.layers)]
+    index = indexer(fields, hidden, len(mixers)) if kind.startswith("deepseek") else None
+    all_blocks = [Block(attention.params + norms, attention.modules, attending), Block(hidden, ("norm",), (0,))]
+    if index is not None:
+        all_blocks.append(Block(index.params, ("self_attn.indexer.wq_b",), range(index.layers)))
+    recurrent = None
+    if recurring:
+        recurrent = mamba2(fields, hidden) if alone else gated_delta(fields, hidden)
+        all_blocks.append(Block(recurrent.params + norms, recurrent.modules, recurring))
+    columns = fields.count("intermediate_size") if dense_at else 0
+    if dense_at:
+        all_blocks.append(_dense(kind, hidden, columns, dense_at))
+    if routed.layers:
+        shared = "mlp.shared_expert" if "qwen" in kind else "mlp.shared_experts"
+        modules = tuple(f"{shared}.{each}_proj" for each in ("gate", "up", "down")) if routed.shared else ("mlp.gate",)
+        if alone:
+            modules = ("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj")
+        all_blocks.append(Block(routed.always + (hidden if alone else 0), modules, routed.layers))
+    sublayers = len(mixers) * (1 if alone else 2)
+    return _Blocks(
+        all=tuple(block for block in all_blocks if block.layers),
+        index=index,
+        states=0.0 if recurrent is None else len(recurring) * _state_bytes(fields, recurrent, types),
+        dense=columns,
+        sublayers=sublayers,
+        # Per attention or MLP a norm with its residual (4), in and out (2); per MLP column gate, up and their product,
+        # each written and read.
+        activations=6 * hidden * sublayers
+        + len(attending) * attention.width
+        + (0 if recurrent is None else len(recurring) * recurrent.width)
+        + 6 * (len(dense_at) * columns + len(routed.layers) * routed.wide),
     )
 
 
-def _compressed(fields: "_Fields", given: Mapping[str, Any]) -> tuple[Dtype, Dtype]:
-    groups = given.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    key = (weights.get("type"), weights.get("num_bits")) if isinstance(weights, Mapping) else None
-    known: dict[Any, Dtype] = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "fp4", ("int", 4): "int4"}
-    if key not in known:
-        raise fields.error("quantization_config", "has no config_groups whose weights say type and num_bits 4 or 8")
-    return known[key], known[key]
+def _dense(kind: str, hidden: int, columns: int, layers: list[int]) -> Block:
+    """Return an MLP of three matrices with a gate, or of two without one."""
+    if kind == "nemotron_h":
+        return Block(2 * hidden * columns + hidden, ("mixer.up_proj", "mixer.down_proj"), layers)
+    if kind in _NORMS_WITH_BIAS:
+        return Block(2 * hidden * columns + hidden + columns, ("intermediate.dense", "output.dense"), layers)
+    return Block(3 * hidden * columns, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), layers)
 
 
-class _Fields:
-    """Typed reading with errors that name the field."""
+def _state_bytes(fields: Fields, recurrent: Recurrent, types: WeightTypes) -> float:
+    """Return the bytes of one layer's state: the convolution's in the model's data type, the memory's in its own."""
+    known = {"auto": types.plain, **PLAIN}
+    memory = recurrent.dtype or "auto"
+    if memory not in known:
+        raise fields.error("mamba_ssm_dtype", f"is {recurrent.dtype!r}", f"known are {', '.join(PLAIN)}")
+    return recurrent.convolution * BYTES[types.plain] + recurrent.memory * BYTES[known[memory]]
 
-    def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        self.config = config
-        self._name = name
 
-    def error(self, field: str, what: str, hint: str | None = None) -> ConfigError:
-        return ConfigError(f"{self._name}: {field} {what}", hint=hint)
+def _attention(fields: Fields, kind: str, hidden: int, heads: int) -> Attention:
+    if kind.startswith("deepseek"):
+        attention = latent(fields, hidden, heads)
+        if "index_topk" not in fields.config:
+            return attention
+        # Kernels of sparse attention read the latent cache as it is, in prompts as well.
+        return msgspec.structs.replace(attention, pair_flops=attention.read_flops, past_flops=0)
+    attention = grouped(fields, kind, hidden, heads)
+    if kind in ENCODERS:  # each token attends to all, not to those before it
+        biases = 4 * hidden if kind in _NORMS_WITH_BIAS else 0
+        both = 2 * attention.pair_flops
+        return msgspec.structs.replace(attention, params=attention.params + biases, pair_flops=both)
+    return attention
 
-    def text(self, field: str) -> str:
-        value = self.config.get(field)
-        if not isinstance(value, str):
-            raise self.error(field, "is absent" if value is None else f"is {value!r}, not a text")
-        return value
 
-    def maybe(self, field: str) -> int | None:
-        value = self.config.get(field)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise self.error(field, f"is {value!r}, not a whole number of 0 or more")
-        if value != int(value):
-            raise self.error(field, f"is {value!r}, not a whole number")
-        return int(value)
+def _window(fields: Fields, kind: str) -> int:
+    return fields.count("local_attention" if kind == "modernbert" else "sliding_window")
 
-    def count(self, field: str) -> int:
-        value = self.maybe(field)
-        if not value:
-            raise self.error(field, "is absent" if value is None else "is 0; it must be 1 or more")
-        return value
 
-    def heads(self) -> int:
-        heads = self.count("num_attention_heads")
-        shared = self.maybe("num_key_value_heads")
-        if shared is not None and (not shared or heads % shared):
-            raise self.error("num_key_value_heads", f"is {shared}, which does not divide {heads} attention heads")
-        return heads
+def _positions(fields: Fields, kind: str, hidden: int) -> int:
+    """Return the parameters of an encoder's embeddings beside those of its tokens."""
+    if kind not in _NORMS_WITH_BIAS:
+        return hidden if kind == "modernbert" else 0
+    return hidden * (fields.count("max_position_embeddings") + (fields.maybe("type_vocab_size") or 0) + 2)
 
-    def dtype(self) -> Dtype:
-        value = self.config.get("torch_dtype", self.config.get("dtype", "bfloat16"))
-        known: dict[Any, Dtype] = {"bfloat16": "bf16", "float16": "bf16", "float32": "fp32"}
-        if value not in known:
-            raise self.error("torch_dtype", f"is {value!r}", f"known are {', '.join(known)}")
-        return known[value]
+
+def _generates(fields: Fields, kind: str) -> bool:
+    """Tell whether a model makes tokens: by its kind, its architecture, or sentence-transformers' file beside it."""
+    named = fields.config.get("architectures") or ()
+    return kind not in ENCODERS and not fields.config.get(EMBEDS) and not any(map(_ANSWERLESS.search, map(str, named)))
+
+
+def _context(fields: Fields, kind: str, generates: bool) -> int | None:
+    length = context_of(fields, kind)
+    if length is None or generates:
+        return length
+    if kind in ("roberta", "xlm-roberta"):
+        length -= 2  # its positions begin behind the padding's
+    # Of a model that makes tokens, the tokenizer's length is often too short to be believed, as vLLM has it, too.
+    return min(length, fields.maybe("model_max_length") or length)

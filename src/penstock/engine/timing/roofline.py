@@ -21,7 +21,8 @@ from penstock.engine.settings import Calibration
 from penstock.engine.timing.collectives import Link, collectives, link_of
 from penstock.engine.timing.decode_steps import DecodeSteps, PiecewiseSteps, QuadraticSteps, TabulatedSteps
 from penstock.engine.timing.gpus import Gpu
-from penstock.engine.timing.model_shape import BYTES, Dtype, ModelShape
+from penstock.engine.timing.model_shape import ModelShape
+from penstock.engine.timing.weight_types import BYTES, Dtype
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
 
@@ -86,7 +87,8 @@ class PassCosts:
 
     ``read`` of a part is once per pass, for its weights; ``token`` per token. ``pair``, ``past`` and ``context`` are
     per layer, for a prompt's pairs, for a token that it reads from the cache, and for any that it reads; ``kv`` is per
-    layer and token that decoding reads. ``output``: per row of the output projection, on the host.
+    layer and token that decoding reads. ``index_pair`` and ``index`` are that of pairs and tokens that an indexer looks
+    at. ``output``: per row of the output projection, on the host, and for the states of its sequence.
     """
 
     fixed: float
@@ -103,6 +105,8 @@ class PassCosts:
     past: float
     context: float
     kv: float
+    index_pair: float
+    index: float
 
 
 class Roofline:
@@ -137,8 +141,8 @@ class Roofline:
         stage = max(tensor_parallel_size, expert_parallel_size)
         self.gpus = stage * pipeline_parallel_size
         replicas = self.replicas = stage // tensor_parallel_size
-        linear_dtype, expert_dtype = weight_dtype or shape.linear_dtype, weight_dtype or shape.expert_dtype
-        kv = shape.kv_values * BYTES[kv_cache_dtype or shape.dtype]
+        linear, expert_dtype = shape.weights(weight_dtype), weight_dtype or shape.expert_dtype
+        kv = shape.kv_values * BYTES[kv_cache_dtype or shape.kv_dtype]
         reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
         bandwidth = gpu.bandwidth * reached
         widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
@@ -147,21 +151,26 @@ class Roofline:
         expert_rate = gpu.flops(expert_dtype) * rate * calibration.expert_efficiency
         split = min(tensor_parallel_size, shape.kv_heads) * replicas
         flops = gpu.flops(shape.dtype) * rate * stage
-        self._near_layers = shape.window_layers
-        self._far_layers = shape.layers - shape.window_layers
+        indexing = gpu.flops("fp8") * rate * replicas
+        self._near_layers = shape.near_layers
+        self._far_layers = shape.attention_layers - shape.near_layers
+        self._index_layers = shape.index_layers
+        looked_at = shape.index_bytes / replicas / bandwidth  # each GPU of a rank has its indexer and keys whole
         context = kv / split / bandwidth
         within, across, along = (
             link or link_of(gpu, gpus, calibration) for gpus in (tensor_parallel_size, stage, self.gpus)
         )
         self.collectives = collectives(shape, within, across, tensor_parallel_size, replicas)
         hops = pipeline_parallel_size - 1
-        host = calibration.layer_overhead_ms * shape.layers + calibration.pass_overhead_ms
+        host = calibration.layer_overhead_ms * shape.sublayers / 2 + calibration.pass_overhead_ms
         host += calibration.expert_layer_overhead_ms * shape.moe_layers
         self.costs = PassCosts(
             fixed=MILLISECONDS * host + self.collectives.fixed + hops * along.latency,
-            output=MILLISECONDS * calibration.sequence_overhead_ms,
-            linear_read=shape.linear * BYTES[linear_dtype] / tensor_parallel_size / widened[gpu.widens(linear_dtype)],
-            linear_token=2.0 * shape.linear / stage / (gpu.flops(linear_dtype) * rate),
+            # A state is read and written whole for each sequence of a pass.
+            output=MILLISECONDS * calibration.sequence_overhead_ms + 2.0 * shape.state_bytes / stage / bandwidth,
+            linear_read=sum(each.params * BYTES[each.dtype] / widened[gpu.widens(each.dtype)] for each in linear)
+            / tensor_parallel_size,
+            linear_token=sum(2.0 * each.params / gpu.flops(each.dtype) for each in linear) / stage / rate,
             expert_read=shape.moe_layers
             * shape.expert
             * BYTES[expert_dtype]
@@ -177,6 +186,8 @@ class Roofline:
             past=shape.past_flops / flops,
             context=context,
             kv=max(context, shape.read_flops / flops),
+            index_pair=shape.index_flops / indexing,
+            index=max(looked_at, shape.index_flops / indexing),
         )
 
     def seconds(self, work: Work) -> float:
@@ -185,7 +196,8 @@ class Roofline:
 
     def decode_attention(self, work: Work) -> float:
         """Return the part that grows with the KV tokens that decoding reads: linear in them, two lines in a window."""
-        return self.costs.kv * (self._far_layers * work.kv + self._near_layers * work.kv_windowed)
+        attention = self.costs.kv * (self._far_layers * work.kv + self._near_layers * work.kv_windowed)
+        return attention + self.costs.index * self._index_layers * work.kv
 
     def without_decode_attention(self, work: Work) -> float:
         """Return the rest, in which KV tokens of decoding don't matter."""
@@ -205,12 +217,14 @@ class Roofline:
             prompts += self._near_layers * max(
                 costs.pair * work.pairs_windowed + near, costs.context * work.context_windowed
             )
+        prompts += self._index_layers * costs.index_pair * work.pairs
         time += prompts * work.uneven
         return time
 
     def read_seconds(self) -> tuple[float, float]:
-        """Return seconds per KV token that a decode step reads: in layers that see all, and in those with a window."""
-        return self.costs.kv * self._far_layers, self.costs.kv * self._near_layers
+        """Return seconds per KV token of a decode step: in layers that see all, and in those that read a part."""
+        far = self.costs.kv * self._far_layers + self.costs.index * self._index_layers
+        return far, self.costs.kv * self._near_layers
 
 
 class RooflineTiming:
@@ -221,7 +235,7 @@ class RooflineTiming:
         self.uneven = False
         self._roofline = roofline
         self._scale = SECOND / speed_up
-        self._window = roofline.shape.window
+        self._window = roofline.shape.reads
         far, near = roofline.read_seconds()
         self._far, self._near = far * self._scale, near * self._scale
         self._bases: dict[int, float] = {}

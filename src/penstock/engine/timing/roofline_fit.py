@@ -11,12 +11,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.engine.kv_capacity import kv_blocks_of
+from penstock.engine.kv_capacity import SEQS, kv_blocks_of
 from penstock.engine.settings import Calibration
 from penstock.engine.timing.decode_steps import Array
 from penstock.engine.timing.gpus import Gpu
-from penstock.engine.timing.model_shape import Dtype, ModelShape
+from penstock.engine.timing.model_shape import ModelShape
 from penstock.engine.timing.roofline import Roofline, work_of
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
 
@@ -43,6 +44,8 @@ OUTLIER = 0.2
 ROUNDS = 50
 TTFT_WEIGHT = 0.5
 """Errors of the TTFT beside those of the TPOT: load generators differ in how they begin, which is most of it."""
+MEASURED_UTILISATION = 0.95
+"""Share of a GPU's memory that the measured engines may use: some of them did not fit into vLLM's 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,8 @@ def predicted(point: MeasuredPoint, calibration: Calibration) -> PredictedPoint:
     length = point.request.isl + point.request.osl // 2
     batch = _running(point, length)
     kv = batch * length
-    step = roofline.seconds(work_of((), kv, batch, shape.window))
-    prompt = roofline.seconds(work_of(((0, point.request.isl),), kv, batch, shape.window, roofline.replicas)) - step
+    step = roofline.seconds(work_of((), kv, batch, shape.reads))
+    prompt = roofline.seconds(work_of(((0, point.request.isl),), kv, batch, shape.reads, roofline.replicas)) - step
     share = 0.5 if point.prefill_first else 1.0
     return PredictedPoint(step + share * (batch - 1) / point.request.osl * prompt, step + prompt)
 
@@ -114,6 +117,8 @@ def _running(point: MeasuredPoint, length: int) -> int:
         expert_parallel_size=point.expert_parallel_size,
         weight_dtype=point.weight_dtype,
         kv_cache_dtype=point.kv_cache_dtype,
+        utilisation=MEASURED_UTILISATION,
+        seqs=min(SEQS, point.concurrency),
         length=length,
     )
     return max(1, min(point.concurrency, tokens // length))

@@ -127,6 +127,10 @@ class DeploymentSearch:
                 best[one.key] = one
         return sorted(best.values(), key=_rank)
 
+    def _part(self, role: Role) -> Role:
+        """Return the role whose work an engine does: one that makes no tokens only prefills."""
+        return role if self._request.answers else "prefill"
+
     def _aggregated(self, limit: float) -> Iterable[Deployment]:
         for engine in self._catalog.candidates["aggregated"]:
             serving = self._model(engine)
@@ -167,12 +171,13 @@ class DeploymentSearch:
 
     def _share(self, serving: AttainmentModel, role: Role, replicas: int) -> float:
         workers = np.full(len(self._traffic.rates), float(replicas))
-        return float(np.dot(self._traffic.weights, serving.attainment(role, self._traffic.rates, workers).both))
+        shares = serving.attainment(self._part(role), self._traffic.rates, workers)
+        return float(np.dot(self._traffic.weights, shares.both))
 
     def _least(self, serving: AttainmentModel, engine: EngineCandidate, target: float, limit: float) -> Sized | None:
         """Return the fewest replicas that reach the target; None where no number within the limit does."""
         most = int(min(REPLICAS_MOST, limit // engine.gpus))
-        low = high = max(1, int(self._traffic.rate * serving.least(engine.role)))
+        low = high = max(1, int(self._traffic.rate * serving.least(self._part(engine.role))))
         if high > most:
             return None
         while (share := self._share(serving, engine.role, high)) < target:
@@ -220,8 +225,9 @@ class DeploymentSearch:
             return "link"
         rates, workers = self._traffic.rates, np.full(len(self._traffic.rates), replicas - 1.0)
         each = float(rates.max()) / (replicas - 1)
-        prefill = each * serving.least("prefill") if engine.role != "decode" else 0.0
-        decode = each * serving.least("decode") if engine.role != "prefill" else 0.0
+        role = self._part(engine.role)
+        prefill = each * serving.least("prefill") if role != "decode" else 0.0
+        decode = each * serving.least("decode") if role != "prefill" else 0.0
         if prefill + decode >= FULL:
             if prefill >= decode:
                 return "prefill compute"
@@ -230,7 +236,7 @@ class DeploymentSearch:
                 return "KV memory"
             full = float(engine.times.decode(float(seqs), 0.0))
             return "ITL" if full >= (self._service.itl or 0.0) else "batch limit"
-        fewer, weights = serving.attainment(engine.role, rates, workers), self._traffic.weights
+        fewer, weights = serving.attainment(role, rates, workers), self._traffic.weights
         return "TTFT" if float(fewer.ttft @ weights) < float(fewer.itl @ weights) else "ITL"
 
 

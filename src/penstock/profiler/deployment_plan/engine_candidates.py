@@ -37,6 +37,15 @@ ONE_PASS = (
     "no stage alone holds the model on {gpu}: pipelines of {stages} stages by the roofline, one pass at a time; real "
     "engines have one per stage under way, so fewer may do"
 )
+LATENT_BLOCK = 64
+"""Tokens per KV block of a latent cache: vLLM's kernels for it take no other."""
+READERS = 256
+"""Most requests at once of a model without answers: each is one pass."""
+LONGER = 2
+"""Multiple of the traffic's longest request that engines take: a sample does not have the longest one to come."""
+SURE = 0.8
+"""Share of the KV cache that one request may take: engines refuse to start where it has no room, and an estimate may be
+wrong by the rest."""
 NETWORK_SHARE = 0.8
 """Share of the network's rate that a hand-off reaches. A guess: what RDMA reads of large blocks usually reach."""
 NETWORK_LATENCY = 1e-3
@@ -104,6 +113,8 @@ class EngineCatalog:
         self.refused: dict[str, list[str]] = {}
         self.notes: list[str] = []
         self._request, self._traffic, self._shape = request, traffic, request.shape()
+        self._roles: Sequence[Role] = tuple(CHUNKS) if request.answers else ("aggregated",)
+        self._longest = min(traffic.longest, self._shape.context or traffic.longest)
         self._predicts = find_spec("aiconfigurator_core") is not None
         mix = traffic.mix
         tokens = mix.mean((mix.isl + mix.osl / 2.0) * mix.osl)
@@ -124,13 +135,14 @@ class EngineCatalog:
         gpus = timing.gpus
         label = layout_label(gpus, kind, timing)
         base = SimSettings(
-            block_size=BLOCK,
+            block_size=LATENT_BLOCK if self._shape.latent else BLOCK,
+            enable_chunked_prefill=self._request.answers,
             async_scheduling=True,
             timing=timing,
             transfer=TransferSettings(
                 bandwidth=gpu.network_gb_per_s * 1e9 * NETWORK_SHARE * gpus,
                 latency=NETWORK_LATENCY,
-                kv_bytes_per_token=max(1, round(self._shape.kv_bytes(self._shape.dtype))),
+                kv_bytes_per_token=max(1, round(self._shape.kv_bytes_with_states(None, self._prompt))),
             ),
         )
         model = timing_of(timing, 1, table)
@@ -147,20 +159,21 @@ class EngineCatalog:
         )
         seqs = self._seqs(model)
         refused = ""
-        for role, chunks in CHUNKS.items():
-            for chunk in chunks:
+        for role in self._roles:
+            for chunk in self._chunks(role, max(1, expert // tensor)):
                 sim = msgspec.structs.replace(base, max_num_seqs=min(seqs, chunk), max_num_batched_tokens=chunk)
                 try:
-                    sim = with_blocks(sim, table)
+                    sim = with_blocks(sim, table, self._context)
                 except ConfigError as error:
                     refused = error.message
                     continue
-                if sim.capacity < self._traffic.longest:
+                if sim.capacity < self._longest:
                     refused = (
                         f"{label} holds {max(0, sim.capacity):,} tokens of KV beside the weights, and the longest "
-                        f"request has {self._traffic.longest:,}"
+                        f"request has {self._longest:,}"
                     )
                     continue
+                sim = msgspec.structs.replace(sim, max_model_len=self._length(sim))
                 times = PassTimes(
                     timing_of(timing, sim.capacity, table), chunk, self._context, beside=role != "prefill"
                 )
@@ -169,6 +182,28 @@ class EngineCatalog:
         if refused and not any(self._fits(kind, gpus, role) for role in CHUNKS):
             self.idle.pop()
             self.refused.setdefault(kind, []).append(refused)
+
+    def _chunks(self, role: Role, ranks: int) -> Sequence[int]:
+        """Return the tokens of a pass that are tried.
+
+        A prompt of a model without answers is one pass. A rank's share of a hybrid model's pass must have room for a
+        block of vLLM's cache, which is so long that the attention's part of it is no smaller than a state.
+        """
+        if not self._request.answers:
+            return [max(chunk, LONGER * self._longest) for chunk in CHUNKS[role][-1:]]
+        shape = self._shape
+        if not shape.state_layers:
+            return CHUNKS[role]
+        block = shape.state_bytes / shape.state_layers / (shape.kv_bytes() / shape.attention_layers)
+        return [chunk for chunk in CHUNKS[role] if chunk >= ranks * block]
+
+    def _length(self, sim: SimSettings) -> int:
+        """Return the longest request that an engine takes: by the traffic, as far as its model and its cache go."""
+        wanted = -(-LONGER * self._longest // 1024) * 1024
+        if not self._request.answers:
+            wanted = LONGER * self._longest
+        most = min(wanted, int(SURE * sim.capacity), self._shape.context or wanted)
+        return max(self._longest, most)
 
     def _fits(self, kind: str, gpus: int, role: Role) -> bool:
         return any(each.gpu == kind and each.gpus == gpus for each in self.candidates[role])
@@ -222,6 +257,8 @@ class EngineCatalog:
 
     def _seqs(self, model: TimingModel) -> int:
         """Return the most requests at once: those whose step still keeps the ITL, as the next power of two."""
+        if not self._request.answers:
+            return READERS
         itl = self._request.slo.itl or 0.0
         seqs = SEQS_LEAST
         while seqs < SEQS_MOST and model.decode(round(seqs * self._context), seqs) / SECOND < itl:
@@ -243,8 +280,17 @@ def layouts(shape: ModelShape, gpu: Gpu, most: int | None, stages: int = 1) -> I
                 check_parallel(shape, tensor, expert, stages)
             except ConfigError:
                 continue  # a layout that this model can't have: the others are tried
-            yield tensor, expert
+            if _splits(shape, tensor, expert):
+                yield tensor, expert
         gpus *= 2
+
+
+def _splits(shape: ModelShape, tensor: int, expert: int) -> bool:
+    """Tell whether engines can split heads of the cache and scales so: vLLM and SGLang refuse to start otherwise."""
+    if shape.kv_heads % tensor and tensor % shape.kv_heads:
+        return False
+    columns = [shape.dense_columns, 0 if expert > 1 else shape.expert_columns]
+    return not any(each % (tensor * shape.scaled_columns) for each in columns)
 
 
 def layout_label(gpus: int, kind: str, timing: TimingSettings) -> str:

@@ -30,9 +30,9 @@ DGDR_GPUS = 32
 
 
 class IntentHardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``gpu``: one kind or several; ``prices``: dollars per hour by kind."""
+    """``gpu``: one kind or several, without one those of this machine; ``prices``: dollars per hour by kind."""
 
-    gpu: str | tuple[str, ...]
+    gpu: str | tuple[str, ...] = ()
     max_gpus: int | None = None
     prices: Mapping[str, float] = {}
 
@@ -41,7 +41,7 @@ class IntentSlo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Targets with units, and the share of requests that must keep them."""
 
     ttft: Quantity
-    itl: Quantity
+    itl: Quantity | None = None
     attainment: Quantity = 0.95
 
 
@@ -62,7 +62,7 @@ class IntentDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     model: str
     engine: PlannedEngine = "sim"
-    hardware: IntentHardware
+    hardware: IntentHardware = IntentHardware()
     slo: IntentSlo
     workload: IntentWorkload
     profile: str | Mapping[str, str] | None = None
@@ -190,7 +190,8 @@ def _of_ours(path: Path, document: IntentDocument) -> Intent:
         prices=document.hardware.prices,
         max_gpus=document.hardware.max_gpus,
         slo=Slo(
-            ttft=_number(path, "slo.ttft", document.slo.ttft, "s"), itl=_number(path, "slo.itl", document.slo.itl, "s")
+            ttft=_number(path, "slo.ttft", document.slo.ttft, "s"),
+            itl=None if document.slo.itl is None else _number(path, "slo.itl", document.slo.itl, "s"),
         ),
         attainment=_number(path, "slo.attainment", document.slo.attainment, "ratio"),
         trace=work.trace,
@@ -211,10 +212,6 @@ def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
         )
     spec = _converted(path, data, DgdrDocument).spec
     work, sla, sku = spec.workload, spec.sla, spec.hardware.gpu_sku
-    if sku is None:
-        raise ConfigError(
-            f"{path}: spec.hardware.gpuSku is absent", hint="Dynamo asks its cluster; name one, as h200_sxm"
-        )
     if spec.backend == "trtllm":
         raise ConfigError(
             f"{path}: spec.backend is trtllm", hint="plans are written for vllm, sglang and simulated engines"
@@ -244,7 +241,7 @@ def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
     request = PlanRequest(
         model=spec.model,
         engine="sim" if mocked else "sglang" if spec.backend == "sglang" else "vllm",
-        gpus=(gpu_of_sku(sku),),
+        gpus=() if sku is None else (gpu_of_sku(sku),),
         max_gpus=total if isinstance(total, int) else DGDR_GPUS,
         slo=Slo(ttft=ttft, itl=itl),
         rate=rate,

@@ -53,7 +53,9 @@ def _options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Pat
     simulated = request.engine == "sim"
     timing = TimingSettings(kind="roofline", model=request.path, gpu=gpu)
     sim = SimSettings(block_size=BLOCK, async_scheduling=True, timing=timing)
-    pool = PoolSettings(engine=request.engine, replicas=1, model_path=None if simulated else request.path, sim=sim)
+    pool = PoolSettings(
+        engine=request.engine, replicas=1, model_path=None if simulated else request.repository, sim=sim
+    )
     return ProfileOptions(
         sweep=SweepOptions(shape=RequestShape(mix.mean(mix.isl), mix.mean(mix.osl))),
         out=folder,

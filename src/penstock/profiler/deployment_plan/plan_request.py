@@ -1,6 +1,7 @@
 """`PlanRequest`: what a deployment is planned for: model, GPUs with their prices, service level, traffic and limits."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,12 +11,15 @@ import msgspec
 from penstock.config.files.timing_files import load_timing
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.gpus import GPUS, Gpu, gpu_of, named
+from penstock.engine.timing.known_models import repository_of
 from penstock.engine.timing.model_shape import ModelShape, shape_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
 
 PlannedEngine = Literal["sim", "vllm", "sglang"]
 
+_ANSWERLESS = re.compile("embed|rerank", re.IGNORECASE)
+"""What names of models say that have the architecture of one that makes tokens, and are not used as that."""
 PRICES: Mapping[str, float] = {
     "a100": 1.8,
     "h100": 2.5,
@@ -40,7 +44,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         served: the name that clients ask for; empty takes the model's.
         gpus: kinds that may be used, each a name of the table or a YAML file; pools may have different ones.
         prices: dollars per GPU and hour, by kind.
-        slo: TTFT and mean ITL, both set.
+        slo: TTFT and mean ITL, both set; of a model without answers TTFT only.
         attainment: share of requests that must keep both, 0..1.
         trace: file of requests; None makes requests of ``prompt`` and ``answer`` tokens at ``rate``.
         rate: requests per second; None keeps a trace's own, and else takes the highest that ``max_gpus`` keep.
@@ -51,6 +55,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             which then counts instead of other timing.
         verify: deployments that are simulated.
         notes: what of the input was interpreted or left out.
+        answers: whether the model makes tokens; `checked_request` finds out.
     """
 
     model: str = ""
@@ -70,11 +75,24 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     verify: int = 3
     seed: int = 0
     notes: tuple[str, ...] = ()
+    answers: bool = True
 
     @property
     def path(self) -> str:
         """The model as a config that lies elsewhere names it: a path in full, or a well-known name."""
         return str(Path(self.model).resolve()) if Path(self.model).exists() else self.model
+
+    @property
+    def repository(self) -> str:
+        """The model as an engine finds it: its folder, or the whole name of its repository.
+
+        Raises:
+            ConfigError: the name lacks an owner, and none is known.
+        """
+        path = Path(self.model)
+        if path.exists():
+            return str(path.resolve() if path.is_dir() else path.resolve().parent)
+        return repository_of(self.model)
 
     @property
     def name(self) -> str:
@@ -124,9 +142,16 @@ def checked_request(request: PlanRequest) -> PlanRequest:
     if not request.model:
         raise ConfigError("no model is named", hint="give --model, a config.json or a name such as Qwen3-8B")
     if not request.gpus:
-        raise ConfigError("no GPU is named", hint="give --gpu, such as --gpu h200; several may share the work")
-    if request.slo.ttft is None or request.slo.itl is None:
+        raise ConfigError(
+            "no GPU is named, and this machine has none",
+            hint="give --gpu h200, hardware: {gpu: h200} or spec.hardware.gpuSku: h200_sxm; several may share the work",
+        )
+    if not _answers(request):
+        request = _without_answers(request)
+    if request.slo.ttft is None or (request.slo.itl is None and request.answers):
         raise ConfigError("the SLO needs ttft and itl", hint="such as --ttft 500ms --itl 20ms")
+    if request.engine != "sim" and not request.repository:
+        raise ConfigError("no model is named")  # what has no owner is said before anything is planned
     if not 0.0 < request.attainment < 1.0:
         raise ConfigError(f"attainment is {request.attainment:g}", hint="a share between 0 and 1, such as 95%")
     if request.trace is None and None in (request.prompt, request.answer):
@@ -153,6 +178,26 @@ def checked_request(request: PlanRequest) -> PlanRequest:
         size = size or ("1" if Path(path).is_file() else "")
         profiles[f"{kind}:{size}" if size else kind] = path
     return msgspec.structs.replace(request, gpus=gpus, prices=prices, profiles=profiles)
+
+
+def _answers(request: PlanRequest) -> bool:
+    """Tell whether a model makes tokens; an embedder or reranker may have the config of a model that does."""
+    return request.shape().generates and _ANSWERLESS.search(request.model) is None
+
+
+def _without_answers(request: PlanRequest) -> PlanRequest:
+    """Return the request of a model that only reads: its one answer comes with the end of its prompt."""
+    note = f"{request.name} makes no tokens: it is planned without decode, TTFT is the time until its answer"
+    left_out = [name for name, value in (("itl", request.slo.itl), ("osl", request.answer)) if value is not None]
+    if left_out:
+        note += f", and {' and '.join(left_out)} change nothing"
+    return msgspec.structs.replace(
+        request,
+        slo=msgspec.structs.replace(request.slo, itl=None),
+        answer=None if request.trace is not None else "1",
+        answers=False,
+        notes=(*request.notes, note),
+    )
 
 
 def numbers_by_key(texts: Sequence[str], flag: str) -> Mapping[str, float]:

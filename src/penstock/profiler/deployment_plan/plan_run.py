@@ -1,5 +1,6 @@
 """Plan run: from a request to verified deployments, their table, and the folder of configs."""
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,14 +8,17 @@ from typing import Any
 
 import msgspec
 
+from penstock.kernel.plurals import counted
 from penstock.profiler.deployment_plan.deployment_config import config_yaml
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
+from penstock.profiler.deployment_plan.intent_file import gpu_of_sku
 from penstock.profiler.deployment_plan.measured_profiles import with_measured
 from penstock.profiler.deployment_plan.plan_request import PRICES, PlanRequest, checked_request
 from penstock.profiler.deployment_plan.plan_verification import VerifiedDeployment, verified
 from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
-from penstock.profiler.deployment_plan.slo_floors import SloFloor, floor_of, largest_factor
+from penstock.profiler.deployment_plan.slo_floors import SloFloor, context_floor, floor_of, largest_factor
+from penstock.profiler.measurement.measured_engines import FoundGpus, machine_gpus
 from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_page import write_report
 
@@ -31,7 +35,8 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     prompt: float
     answer: float
-    answer_rate: float
+    token_rate: float
+    """Tokens per second that are paid for: of answers, or of prompts where there are none."""
     best: tuple[VerifiedDeployment, ...] = ()
     others: tuple[Deployment, ...] = ()
     floor: SloFloor | None = None
@@ -45,8 +50,8 @@ class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.best) and self.best[0].meets
 
     def per_million(self, deployment: Deployment) -> float:
-        """Return dollars per million tokens of answers, at the traffic's own rate."""
-        return deployment.price / 3600.0 / self.answer_rate * 1e6
+        """Return dollars per million tokens of answers, at the rate asked for; of prompts, where there are none."""
+        return deployment.price / 3600.0 / self.token_rate * 1e6
 
 
 def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None = None) -> PlanOutcome:
@@ -60,22 +65,24 @@ def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None =
         ConfigError: the request, its trace, model, GPUs or profiles are at fault.
         EngineError: a profile was to be taken, and the engine did not start or answer.
     """
-    request = with_measured(checked_request(request), output)
+    request = with_measured(checked_request(with_gpus(request)), output)
     if request.trace is None and request.rate is None:
         request = with_highest_rate(request)
     traffic = traffic_of(request)
+    short = context_floor(request, traffic)
     catalog = EngineCatalog(request, traffic)
-    deployments = DeploymentSearch(request, traffic, catalog).deployments()
+    deployments = [] if short is not None else DeploymentSearch(request, traffic, catalog).deployments()
     outcome = PlanOutcome(
         request=request,
         rate=traffic.rate,
         prompt=traffic.prompt,
         answer=traffic.answer,
-        answer_rate=traffic.answer_rate,
+        token_rate=traffic.tokens_per_second(traffic.answer if request.answers else traffic.prompt),
         notes=(*request.notes, *_guessed(request), *traffic.notes, *catalog.notes),
     )
     if not deployments:
-        return msgspec.structs.replace(outcome, floor=floor_of(request, traffic, catalog))
+        return msgspec.structs.replace(outcome, floor=short or floor_of(request, traffic, catalog))
+    outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, *_refused(request, traffic)))
     chosen = to_verify(deployments, request.verify)
     others = [each for each in deployments if each not in chosen][:MORE_SHOWN]
     if output is not None:
@@ -85,6 +92,22 @@ def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None =
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder:
         best = verified(request, traffic, chosen, Path(folder), jobs=jobs)
     return msgspec.structs.replace(outcome, best=tuple(best), others=tuple(others))
+
+
+def with_gpus(request: PlanRequest) -> PlanRequest:
+    """Return a request that names no GPU for those of this machine; as it is where there are none either.
+
+    Raises:
+        ConfigError: they are not in the table of GPUs.
+    """
+    there = FoundGpus() if request.gpus else machine_gpus(os.environ)
+    if there.name is None:
+        return request
+    count = len(there.indices)
+    most = count if request.max_gpus is None else min(count, request.max_gpus)
+    kind = gpu_of_sku(there.name)
+    note = f"no GPU was named: planned for this machine's {counted(count, f'{there.name}')}, as {kind}"
+    return msgspec.structs.replace(request, gpus=(kind,), max_gpus=most, notes=(*request.notes, note))
 
 
 def with_highest_rate(request: PlanRequest) -> PlanRequest:
@@ -107,6 +130,15 @@ def to_verify(deployments: Sequence[Deployment], count: int) -> list[Deployment]
     return chosen
 
 
+def _refused(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
+    context = request.shape().context
+    longer = 0 if context is None else traffic.longer_than(context)
+    if not longer:
+        return []
+    told = f"{counted(longer, 'request')} of {len(traffic.requests):,}"
+    return [f"{told} are longer than the {context:,} tokens of the model, which refuses them: they count as missed"]
+
+
 def _guessed(request: PlanRequest) -> list[str]:
     guessed = [f"{gpu} ${PRICES[gpu]:g}" for gpu in request.gpus if gpu not in request.prices]
     return [f"prices per GPU and hour are guesses: {', '.join(guessed)}; --price replaces them"] if guessed else []
@@ -122,7 +154,7 @@ def _written(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> Pla
             *each.sources,
         )
         name = CONFIG if number == 1 else f"deployment-{number}.yaml"
-        (output / name).write_text(config_yaml(outcome.request, each.deployment, lines))
+        (output / name).write_text(config_yaml(outcome.request, each.deployment, lines, planner=True))
     page = write_report(Path(outcome.best[0].folder))
     outcome = msgspec.structs.replace(outcome, config=str(output / CONFIG), page=str(page))
     (output / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))) + b"\n")
@@ -139,7 +171,7 @@ def outcome_json(outcome: PlanOutcome) -> Mapping[str, Any]:
             "mode": deployment.mode,
             "gpus": deployment.gpus,
             "price_per_hour": deployment.price,
-            "price_per_million_answer_tokens": outcome.per_million(deployment),
+            f"price_per_million_{'answer' if request.answers else 'prompt'}_tokens": outcome.per_million(deployment),
             "expected_attainment": deployment.expected,
             "expected_binds": deployment.binds,
             "pools": deployment.pools,
@@ -177,10 +209,17 @@ def outcome_json(outcome: PlanOutcome) -> Mapping[str, Any]:
     return plain
 
 
+PER_PROMPTS = "$/M IN"
+"""What stands in place of ``$/M OUT`` where a model makes no tokens."""
 HEADINGS = ("DEPLOYMENT", "GPUS", "$/H", "$/M OUT", "EXPECTED", "IN SLO", "TTFT p50/95/99", "ITL p50/95/99", "BINDS")
 """Columns of `rows`; milliseconds. ``EXPECTED`` is by closed forms, ``IN SLO`` in simulation."""
 SPARE = ("EXPECTED", "$/M OUT", "ITL p50/95/99", "BINDS")
 """Those that a narrow terminal does without."""
+
+
+def headings(outcome: PlanOutcome) -> Sequence[str]:
+    """Return the columns of an outcome's rows."""
+    return HEADINGS if outcome.request.answers else [each.replace("$/M OUT", PER_PROMPTS) for each in HEADINGS]
 
 
 def rows(outcome: PlanOutcome) -> list[Sequence[Any]]:

@@ -176,10 +176,12 @@ def _changed(counts: Counts, place: int, change: int) -> Counts:
 
 
 def _excess(summary: RunSummary, name: str, request: PlanRequest) -> float:
-    """Return a 95th percentile as a multiple of its target; without answers it is unbounded."""
+    """Return a 95th percentile as a multiple of its target, 0 without one; where nothing was answered, no bound."""
     spread: LatencySpread | None = getattr(summary, name)
     target = request.slo.ttft if name == "ttft" else request.slo.itl
-    return float("inf") if spread is None or not target else spread.p95 / target
+    if target is None:
+        return 0.0
+    return float("inf") if spread is None else spread.p95 / target
 
 
 def simulated(request: PlanRequest, traffic: PlannedTraffic, deployment: Deployment, folder: Path) -> SimulationOutcome:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +48,8 @@ class PlannedTraffic:
     longest: int
     """Tokens of prompt and answer of the longest request."""
     notes: tuple[str, ...] = ()
+    rate_given: float | None = None
+    """Requests per second that were asked for; None is the trace's own rate."""
 
     @property
     def rate(self) -> float:
@@ -73,10 +76,14 @@ class PlannedTraffic:
         """Mean tokens of an answer."""
         return self.mix.mean(self.mix.osl)
 
-    @property
-    def answer_rate(self) -> float:
-        """Tokens of answers per second over the whole time."""
-        return sum(request.osl for request in self.requests) / max(1e-9, self.seconds)
+    def tokens_per_second(self, each: float) -> float:
+        """Return tokens per second at ``each`` per request: at the rate asked for, not at that of the sample."""
+        rate = len(self.requests) / max(1e-9, self.seconds) if self.rate_given is None else self.rate_given
+        return each * rate
+
+    def longer_than(self, tokens: int) -> int:
+        """Return how many requests are longer than that."""
+        return sum(each.isl + each.osl > tokens for each in self.requests)
 
 
 def traffic_of(request: PlanRequest) -> PlannedTraffic:
@@ -104,7 +111,7 @@ def traffic_of(request: PlanRequest) -> PlannedTraffic:
     else:
         rates, weights = _levels(requests)
     longest = max(each.isl + each.osl for each in requests)
-    return PlannedTraffic(requests, mix, rates, weights, longest, tuple(notes))
+    return PlannedTraffic(requests, mix, rates, weights, longest, tuple(notes), request.rate)
 
 
 def _made(request: PlanRequest) -> Sequence[TrafficRequest]:
@@ -131,6 +138,8 @@ def _traced(request: PlanRequest) -> Sequence[TrafficRequest]:
         requests = list(cut(options, iter(of_trace(options)[0])))
     except OSError as error:
         raise ConfigError(f"the trace {request.trace} can't be read: {error.strerror}") from error
+    if not request.answers:
+        requests = [msgspec.structs.replace(each, osl=1) for each in requests]
     span = requests[-1].at - requests[0].at
     if request.rate is None or span <= 0:
         return requests

@@ -1,5 +1,7 @@
 """Floors of an SLO: what no number of replicas improves, which one a request hits, and what would change it."""
 
+import math
+
 import msgspec
 
 from penstock.engine.timing.gpus import GPUS
@@ -22,6 +24,22 @@ class SloFloor(msgspec.Struct, frozen=True, kw_only=True):
     floor: str
     reason: str
     changes: tuple[str, ...]
+
+
+def context_floor(request: PlanRequest, traffic: PlannedTraffic) -> SloFloor | None:
+    """Return why a model can't serve requests that it is too short for; None where enough of them fit it."""
+    context = request.shape().context
+    longer = 0 if context is None else traffic.longer_than(context)
+    if longer <= (1.0 - request.attainment) * len(traffic.requests):
+        return None
+    return SloFloor(
+        floor="context",
+        reason=(
+            f"{request.name} is made for {context:,} tokens of prompt and answer together, which {longer:,} of "
+            f"{len(traffic.requests):,} requests exceed; the longest has {traffic.longest:,}"
+        ),
+        changes=(f"requests of {context:,} tokens at most", "a model with a longer context"),
+    )
 
 
 def floor_of(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor:
@@ -56,7 +74,7 @@ def floor_of(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatal
 
 def _idle(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor | None:
     """Return the targets that even an idle engine misses; None where there are none."""
-    ttft, itl = request.slo.planned
+    ttft, itl = request.slo.planned[0], request.slo.itl or math.inf
     floors, reasons, changes = [], [], []
     fastest = min(catalog.idle, key=lambda each: each.step)
     if fastest.step > itl:

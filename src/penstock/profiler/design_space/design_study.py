@@ -13,7 +13,8 @@ import numpy as np
 from penstock.engine.timing.decode_steps import Array
 from penstock.engine.timing.gpus import Gpu
 from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import Dtype, shape_of
+from penstock.engine.timing.model_shape import shape_of
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.values import RequestShape
 from penstock.profiler.design_space.parallel_mappings import ParallelMapping, ServedModel, mappings_of
 from penstock.profiler.design_space.rate_matching import ENGINES_MAX, Deployments, alone, matched

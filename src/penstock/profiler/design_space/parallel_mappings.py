@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from penstock.engine.kv_capacity import DRIVER, UTILISATION, reserved_of, weight_bytes_per_gpu
 from penstock.engine.settings import Calibration
 from penstock.engine.timing.gpus import Gpu
-from penstock.engine.timing.model_shape import BYTES, Dtype, ModelShape
+from penstock.engine.timing.model_shape import ModelShape
 from penstock.engine.timing.roofline import Roofline
+from penstock.engine.timing.weight_types import Dtype
 
 GPUS_MAX = 64
 """GPUs of one engine at most."""
@@ -15,6 +16,8 @@ STAGES_MAX = 8
 """Stages of a pipeline at most: more of them only make a prompt's way longer."""
 RANK_TOKENS = 16_384
 """Tokens of a pass at most, per rank of the attention: memory for their activations is set aside."""
+RANK_SEQS = 256
+"""Sequences of it at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,9 @@ class ParallelMapping:
         """Return the tokens that the engine's KV cache holds: 0 or less where the weights alone don't fit."""
         shape, gpu = served.shape, served.gpu
         weights = weight_bytes_per_gpu(shape, self.tensor, self.experts, served.weight_dtype) / self.stages
-        reserved = reserved_of(shape, RANK_TOKENS, 256, self.tensor)
+        reserved = reserved_of(shape, gpu, RANK_TOKENS, RANK_SEQS, self.tensor)
         room = (gpu.memory - DRIVER) * UTILISATION - reserved - weights
-        per_token = shape.layers / self.stages * shape.kv_values * BYTES[served.kv_cache_dtype]
+        per_token = shape.kv_bytes(served.kv_cache_dtype) / self.stages
         return room * self.replicas / (per_token / min(self.tensor, shape.kv_heads))
 
 

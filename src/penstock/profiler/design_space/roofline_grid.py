@@ -61,13 +61,14 @@ class RooflineGrid:
             touched = shape.experts * (1.0 - (1.0 - shape.experts_per_token / shape.experts) ** tokens)
             time = time + np.maximum(costs.expert_read * touched, costs.expert_token * tokens)
         time = time + costs.other_token * own + costs.exchange_token * tokens
-        near, far = shape.window_layers, shape.layers - shape.window_layers
+        near, far = shape.near_layers, shape.attention_layers - shape.near_layers
+        pairs, reads = prompts * new * (past + (new + 1) / 2), prompts * (past + new)
+        time = time + shape.index_layers * (costs.index_pair * pairs * uneven + costs.index * kv)
         if far:
-            pairs, reads = prompts * new * (past + (new + 1) / 2), prompts * (past + new)
             attention = np.maximum(costs.pair * pairs + costs.past * prompts * past, costs.context * reads)
             time = time + far * (attention * uneven + costs.kv * kv)
-        if near and shape.window is not None:
-            window = float(shape.window)
+        if near and shape.reads is not None:
+            window = float(shape.reads)
             growing = np.minimum(new, np.maximum(0.0, window - past))
             pairs = prompts * (growing * (past + (growing + 1) / 2) + (new - growing) * window)
             reads = prompts * (np.minimum(past, window) + new)
