@@ -16,8 +16,10 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.kernel.values import RequestShape, WorkerCard, WorkerId
+from penstock.planner.forecast.predictor import IntervalCounts
 from penstock.planner.performance.speed_sources import pick
+from penstock.planner.policies.sla_classic import decode_replicas
 from penstock.profiler.measurement.profile_diff import difference
 from penstock.profiler.measurement.profile_writer import write_profile
 from penstock.runtime.planning.planner_inputs import described_speed, inputs_of
@@ -53,6 +55,20 @@ def test_dynamos_tables_have_its_keys_and_units(folder: Path) -> None:
     plain = json.loads((folder / "decode_raw_data.json").read_text())
     assert isinstance(plain["max_kv_tokens"], int) and len(plain["z_itl"]) == len(plain["x_kv_usage"])
     assert read_profile(folder).kv_tokens == plain["max_kv_tokens"]
+
+
+async def test_prompts_of_like_lengths_need_like_numbers_of_decode_workers(tmp_path: Path) -> None:
+    """Each point stands at the mean context that was measured, so no two share one."""
+    await swept(tmp_path, 1, noise=0.01)
+    curves = read_profile(tmp_path).decode()
+    assert curves is not None
+    rates = [curves.find_best_throughput_per_gpu(0.02, isl + 75).per_gpu for isl in range(200, 7_000, 10)]
+    assert rates == sorted(rates, reverse=True)
+    workers = [
+        decode_replicas(IntervalCounts(8, RequestShape(isl, 150)), 1.0, rate, 1)
+        for isl, rate in zip(range(200, 7_000, 10), rates, strict=True)
+    ]
+    assert max(np.diff(workers)) <= 1
 
 
 def test_a_planner_of_vllm_knows_its_speed_from_that_folder_alone(folder: Path) -> None:
