@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.config.derived.knobs import dotted
-from penstock.config.files.profile_folder import read_profile
-from penstock.config.files.profile_manifest import check_profile
+from penstock.config.files.profile_folder import pool_profile, read_profile
 from penstock.config.files.timing_files import timing_files
 from penstock.config.name_checks import FILE, name_complaints
 from penstock.config.picker_checks import picker_complaints
@@ -127,21 +126,22 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
 
 
 def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
-    folder = settings.planner.classic.profile
-    if folder is not None:
+    of_all = settings.planner.classic.profile
+    if of_all is not None:
         try:
-            read_profile(folder)
+            read_profile(of_all)
         except ConfigError as error:
             yield ("planner", "classic", "profile"), error.message, error.hint
+            of_all = None
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             timing = pool.sim.timing
-            if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
-                continue
+            own = timing.kind == "table" and timing.profile is not None and Path(timing.profile).is_dir()
+            path = ("models", model, "pools", name, "sim", "timing", "profile")
             try:
-                check_profile(timing.profile, timing.model or model, None if pool.engine == "sim" else pool.engine)
+                pool_profile(model, name, pool, of_all)
             except ConfigError as error:
-                yield ("models", model, "pools", name, "sim", "timing", "profile"), error.message, error.hint
+                yield path if own else ("planner", "classic", "profile"), error.message, error.hint
 
 
 _PROGRAMS = {
