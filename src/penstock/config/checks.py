@@ -32,9 +32,10 @@ from penstock.engine.settings import checked, checked_monotone
 from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
-from penstock.planner.limits.contradictions import contradictions
-from penstock.planner.settings import PoolLimits
+from penstock.kernel.values import Pool
+from penstock.planner.limits.contradictions import contradictions, of_pools, of_replicas
 
+DEFAULT_MODELS = ClusterSettings().models
 LOOPBACK = ("localhost", "::1", "")
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _MODEL_NAME = re.compile(r"(?!-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}\Z")
@@ -597,19 +598,24 @@ def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
 
 
 def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
-    for path, message, hint in contradictions(settings.planner):
-        yield ("planner", *path), message, hint
-    if not settings.planner.enabled:
-        return  # a planner elsewhere has other pools
-    budget, models = settings.planner.budget, settings.models
-    pools = {pool_prefix(model, len(models)) + name: p for model in models for name, p in models[model].pools.items()}
-    floor = 0
-    for name, pool in pools.items():
-        least = budget.pools.get(name, PoolLimits()).min_replicas
-        floor += (budget.min_replicas if least is None else least) * (1 if pool.gpus is None else pool.gpus)
-    if budget.max_gpus is not None and floor > budget.max_gpus:
-        message = f"is {budget.max_gpus}, and the least of all pools together takes {floor} GPUs"
-        yield ("planner", "budget", "max_gpus"), message, "raise it, or lower min_replicas"
+    found = list(contradictions(settings.planner))
+    models = settings.models
+    if settings.planner.enabled:  # a planner elsewhere has other pools
+        pools = {
+            pool_prefix(model, len(models)) + name: Pool(
+                model=model, role=pool.role, gpus=1 if pool.gpus is None else pool.gpus, desired=pool.replicas
+            )
+            for model, entry in models.items()
+            for name, pool in entry.pools.items()
+        }
+        found += of_replicas(settings.planner, pools)
+        if models != DEFAULT_MODELS:  # without models the pools may be another's, whose options were imported
+            found += of_pools(settings.planner, pools)
+    seen = set()
+    for path, message, hint in found:
+        if path not in seen:
+            yield ("planner", *path), message, hint
+        seen.add(path)
 
 
 def _block_size(pool: PoolSettings) -> int | None:
