@@ -16,6 +16,7 @@ from penstock.config.reading.units import parse_number
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.planner.tick_record import TickRecord
+from penstock.report.journal_replay import replay
 from penstock.report.planner.planner_dry_run import dry_run
 from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.simulation.simulation_options import SimulateOptions
@@ -202,6 +203,8 @@ def test_a_dry_run_says_what_a_planner_would_do_and_what_it_costs(tmp_path, trac
     assert all(json.loads(line)["pools"]["main"]["target"] <= 6 for line in lines)
     if policy == "slo":
         assert "main 1 -> " in text
+    replayed = replay(folder, [])
+    assert replayed.mismatch is None and replayed.problems == [] and replayed.decisions >= len(lines)
 
 
 def test_two_things_at_once_are_refused(trace):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from penstock.cli.simulate import command
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
+from penstock.report.journal_replay import replay
 from penstock.report.simulation.variant_processes import in_processes
 from tests.page.documents import charts, document_of, words
 from tests.servers import children_of
@@ -354,6 +355,8 @@ def test_a_planner_of_the_config_plans_in_the_simulation(tmp_path: Path) -> None
     assert planned["gpu_hours"] < 3.5 * planned["simulated_s"] / 3600, "four were configured, three are allowed"
     ticks = [json.loads(line) for line in (Path(planned["wall_run"]) / "planner.jsonl").read_text().splitlines()]
     assert any(tick["outcome"] == "apply" for tick in ticks)
+    replayed = replay(Path(planned["wall_run"]) / "journal" / "planner", [])
+    assert replayed.mismatch is None and replayed.decisions >= len(ticks)
     assert not (Path(fixed["wall_run"]) / "planner.jsonl").exists()
 
 

@@ -28,6 +28,9 @@ def problems(*overrides, files=False):
     return []
 
 
+PAIR = "models={m: {pools: {p: {role: prefill, gpus: 2}, d: {role: decode}}}}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -102,6 +105,45 @@ def problems(*overrides, files=False):
                 "models={m: {pools: {a: {gpus: 2}, b: {gpus: 2}}}}",
             ],
             "is 3, and the least of all pools together takes 4 GPUs",
+        ),
+        (
+            [
+                "planner.budget.min_replicas=0",
+                "planner.budget.pools={p: {min_replicas: 2}, d: {min_replicas: 1}}",
+                "planner.budget.max_gpus=4",
+                PAIR,
+            ],
+            "max_gpus: is 4, and the least of all pools together takes 5 GPUs",
+        ),
+        (
+            ["planner.budget.pools={p: {max_replicas: 1}, d: {max_replicas: 2}}", "planner.budget.min_gpus=5", PAIR],
+            "min_gpus: is 5, and the most of all pools together takes 4 GPUs",
+        ),
+        (["planner.budget.pools={q: {min_replicas: 1}}", PAIR], "pools.q: there is no such pool (there is p, d)"),
+        (["planner.budget.watts=500", PAIR], "watts: is 500, and what a replica of p, d draws is not known"),
+        (
+            ["planner.budget.watts=500", "planner.budget.pools={p: {watts: 100}}", PAIR],
+            "watts: is 500, and what a replica of d draws is not known (set planner.budget.pools.d.watts)",
+        ),
+        (
+            ["planner.budget.watts=500", "planner.budget.pools={p: {watts: 300}, d: {watts: 300}}", PAIR],
+            "watts: is 500, and the least of all pools together draws 600 W",
+        ),
+        (
+            ["planner.policy=sla-classic", "models={m: {pools: {a: {}}}}"],
+            "policy: is sla-classic, which sizes prefill and decode pools, and m has none of role decode",
+        ),
+        (
+            ["planner.policy=sla-classic", "planner.mode=aggregated", PAIR],
+            "mode: is aggregated, and planner.policy",
+        ),
+        (
+            ["planner.classic.load.decode_kv_scale_up_threshold=0.4"],
+            "decode_kv_scale_down_threshold: is 0.5, and decode_kv_scale_up_threshold is 0.4",
+        ),
+        (
+            ["planner.classic.load.prefill_queue_scale_down_threshold=3"],
+            "prefill_queue_scale_down_threshold: is 3, and prefill_queue_scale_up_threshold is 0.5",
         ),
         (
             load_target(kv_up=0.4, kv_down=0.6)[1:],

@@ -147,10 +147,6 @@ TODAY_LEFT = {
 }
 """What becomes nothing, whatever its value."""
 TODAY_SAME = {
-    "kalman_q_level",
-    "kalman_q_trend",
-    "kalman_r",
-    "kalman_min_points",
     "metric_pulling_prometheus_request_timeout_seconds",
     "max_num_fpm_samples",
     "fpm_sample_bucket_size",
@@ -270,7 +266,6 @@ def test_all_fifteen_options_of_the_threshold_planner(tmp_path: Path) -> None:
         "--served-model-name": "models are those of the config: models.NAME",
         "--decode-engine-num-gpu": "it belongs to the pool: models.NAME.pools.POOL.gpus: 1, of role decode",
         "--prefill-engine-num-gpu": "it belongs to the pool: models.NAME.pools.POOL.gpus: 1, of role prefill",
-        "--metric-pulling-interval": "as here",
     }
     settings = accepted(imported, tmp_path)
     assert (settings.policy, settings.advisory, settings.tensorboard) == ("load-classic", True, "log/planner")

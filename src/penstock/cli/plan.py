@@ -52,7 +52,7 @@ Exit status 1: no deployment meets the SLO, and the answer names the floor that 
     "profiles",
     multiple=True,
     metavar="[GPU[:TP]=]FOLDER",
-    help="Measured profile of that engine, or measure to take one first; repeated.",
+    help="Measured profile of that engine, of size 1 if neither says it, or measure to take one first; repeated.",
 )
 @click.option("--verify", type=click.IntRange(1), help="Deployments that are simulated.  [default: 3]")
 @click.option("--seed", type=int, help="Same seed, same requests.  [default: 0]")

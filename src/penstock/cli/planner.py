@@ -77,7 +77,8 @@ def command(
 
         click.echo(f"The planner's report is {write_planner_report(drawn)}")
         return 0
-    given = (*overrides, *(("planner.advisory=true",) if advisory else ()), "planner.enabled=true")
+    own = "true" if url is None else "false"  # a cluster elsewhere has other pools than the config
+    given = (*overrides, *(("planner.advisory=true",) if advisory else ()), f"planner.enabled={own}")
     if trace is not None:
         from penstock.report.planner.planner_dry_run import dry_run
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.config.derived.knobs import dotted
-from penstock.config.files.profile_folder import read_profile
-from penstock.config.files.profile_manifest import check_profile
+from penstock.config.files.profile_folder import pool_profile, read_profile
 from penstock.config.files.timing_files import timing_files
 from penstock.config.name_checks import FILE, name_complaints
 from penstock.config.picker_checks import picker_complaints
@@ -33,9 +32,10 @@ from penstock.engine.settings import checked, checked_monotone
 from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
-from penstock.planner.limits.contradictions import contradictions
-from penstock.planner.settings import PoolLimits
+from penstock.kernel.values import Pool
+from penstock.planner.limits.contradictions import contradictions, of_pools, of_replicas
 
+DEFAULT_MODELS = ClusterSettings().models
 LOOPBACK = ("localhost", "::1", "")
 _POOL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _MODEL_NAME = re.compile(r"(?!-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}\Z")
@@ -127,21 +127,22 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
 
 
 def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
-    folder = settings.planner.classic.profile
-    if folder is not None:
+    of_all = settings.planner.classic.profile
+    if of_all is not None:
         try:
-            read_profile(folder)
+            read_profile(of_all)
         except ConfigError as error:
             yield ("planner", "classic", "profile"), error.message, error.hint
+            of_all = None
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             timing = pool.sim.timing
-            if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
-                continue
+            own = timing.kind == "table" and timing.profile is not None and Path(timing.profile).is_dir()
+            path = ("models", model, "pools", name, "sim", "timing", "profile")
             try:
-                check_profile(timing.profile, timing.model or model, None if pool.engine == "sim" else pool.engine)
+                pool_profile(model, name, pool, of_all)
             except ConfigError as error:
-                yield ("models", model, "pools", name, "sim", "timing", "profile"), error.message, error.hint
+                yield path if own else ("planner", "classic", "profile"), error.message, error.hint
 
 
 _PROGRAMS = {
@@ -597,19 +598,24 @@ def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
 
 
 def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
-    for path, message, hint in contradictions(settings.planner):
-        yield ("planner", *path), message, hint
-    if not settings.planner.enabled:
-        return  # a planner elsewhere has other pools
-    budget, models = settings.planner.budget, settings.models
-    pools = {pool_prefix(model, len(models)) + name: p for model in models for name, p in models[model].pools.items()}
-    floor = 0
-    for name, pool in pools.items():
-        least = budget.pools.get(name, PoolLimits()).min_replicas
-        floor += (budget.min_replicas if least is None else least) * (1 if pool.gpus is None else pool.gpus)
-    if budget.max_gpus is not None and floor > budget.max_gpus:
-        message = f"is {budget.max_gpus}, and the least of all pools together takes {floor} GPUs"
-        yield ("planner", "budget", "max_gpus"), message, "raise it, or lower min_replicas"
+    found = list(contradictions(settings.planner))
+    models = settings.models
+    if settings.planner.enabled:  # a planner elsewhere has other pools
+        pools = {
+            pool_prefix(model, len(models)) + name: Pool(
+                model=model, role=pool.role, gpus=1 if pool.gpus is None else pool.gpus, desired=pool.replicas
+            )
+            for model, entry in models.items()
+            for name, pool in entry.pools.items()
+        }
+        found += of_replicas(settings.planner, pools)
+        if models != DEFAULT_MODELS:  # without models the pools may be another's, whose options were imported
+            found += of_pools(settings.planner, pools)
+    seen = set()
+    for path, message, hint in found:
+        if path not in seen:
+            yield ("planner", *path), message, hint
+        seen.add(path)
 
 
 def _block_size(pool: PoolSettings) -> int | None:

@@ -7,7 +7,6 @@ from penstock.config.derived.knobs import ANY_KEY
 POOL = "models.*.pools.*."
 LOAD = "planner.classic.load."
 FPM = "planner.classic.fpm."
-KALMAN = "planner.classic.forecast.kalman_"
 FORMER: dict[str, str] = {
     "models.*.pools.*.vllm.start_timeout": "is supervise.start_timeout now, of all processes",
     "models.*.pools.*.llamacpp.start_timeout": "is supervise.start_timeout now, of all processes",
@@ -108,7 +107,6 @@ FORMER: dict[str, str] = {
     f"{LOAD}served_model_name": "is gone: every model of the config is planned",
     f"{LOAD}no_operation": "is planner.advisory now",
     f"{LOAD}log_dir": "is planner.tensorboard now",
-    f"{LOAD}metric_pulling_interval": "is fixed at 1 s",
     f"{LOAD}max_gpu_budget": "is planner.budget.max_gpus now",
     f"{LOAD}min_gpu_budget": "is planner.budget.min_gpus now",
     f"{LOAD}decode_engine_num_gpu": "is the pool's own: models.NAME.pools.POOL.gpus",
@@ -121,10 +119,6 @@ FORMER: dict[str, str] = {
     f"{FPM}load_min_observations": "is fixed at 5",
     f"{FPM}max_num_fpm_samples": "is fixed at 64",
     f"{FPM}fpm_sample_bucket_size": "is fixed at 16",
-    f"{KALMAN}q_level": "is fixed at 1",
-    f"{KALMAN}q_trend": "is fixed at 0.1",
-    f"{KALMAN}r": "is fixed at 10",
-    f"{KALMAN}min_points": "is fixed at 5",
     "planner.plugins.modules": "is planner.plugins.use now, where each plugin has a module or an endpoint",
     "planner.plugins.external": "is planner.plugins.use now, where each plugin has a module or an endpoint",
     "planner.plugins.message_max": "is fixed at 10 MiB",

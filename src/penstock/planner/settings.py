@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Literal
 
 from penstock.kernel.settings import Knob, Settings
-from penstock.planner.settings_classic import LOAD_SAMPLES, ClassicSettings
+from penstock.planner.settings_classic import ClassicSettings
 from penstock.planner.settings_plugins import PluginSettings
 
 PolicyName = Literal[
@@ -174,7 +174,7 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
             return self.tick
         intervals = (self.load_interval, self.throughput_interval)
         if self.optimization_target == "sla" and self.policy == "load-classic":
-            intervals = (LOAD_SAMPLES, self.classic.load.adjustment_interval)
+            intervals = (self.classic.load.metric_pulling_interval, self.classic.load.adjustment_interval)
         elif self.optimization_target == "sla" and self.policy == "sla-classic":
             intervals = (self.load_interval, self.classic.sla.adjustment_interval)
         return math.gcd(*(round(interval * 1000) for interval in intervals)) / 1000

@@ -6,9 +6,6 @@ from penstock.kernel.settings import Knob, Settings
 
 PredictorName = Literal["constant", "kalman", "arima", "prophet", "seasonal", "trend", "ensemble"]
 
-LOAD_SAMPLES = 1.0
-"""Seconds between two samples of policy load-classic: the default of Dynamo's metric_pulling_interval."""
-
 
 class LoadClassicSettings(Settings, frozen=True, kw_only=True):
     """Policy load-classic: thresholds on the prefill queue and on KV use, one replica at a time."""
@@ -16,6 +13,14 @@ class LoadClassicSettings(Settings, frozen=True, kw_only=True):
     adjustment_interval: Annotated[
         float, Knob("Seconds between two decisions; longer is steadier and later.", unit="s", gt=0)
     ] = 30.0
+    metric_pulling_interval: Annotated[
+        float,
+        Knob(
+            "Seconds between two samples of queue and KV use; longer asks engines less often, and sees less.",
+            unit="s",
+            gt=0,
+        ),
+    ] = 1.0
     decode_kv_scale_up_threshold: Annotated[
         float, Knob("Mean KV use above which a decode worker is added.", unit="ratio", ge=0)
     ] = 0.9
@@ -94,6 +99,18 @@ class ForecastSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "kalman"
     log1p: Annotated[bool, Knob("Forecast log(1 + value), which tames bursts; constant takes no notice of it.")] = False
+    kalman_q_level: Annotated[
+        float, Knob("Variance by which Kalman's level wanders per interval; larger follows faster.", gt=0)
+    ] = 1.0
+    kalman_q_trend: Annotated[
+        float, Knob("Variance by which Kalman's trend wanders per interval; larger follows faster.", gt=0)
+    ] = 0.1
+    kalman_r: Annotated[float, Knob("Variance of one value that Kalman takes as noise; larger smooths more.", gt=0)] = (
+        10.0
+    )
+    kalman_min_points: Annotated[
+        int, Knob("Values before which Kalman tells the last one; fewer forecast a trend sooner.", unit="count", ge=1)
+    ] = 5
     warm_up_trace: Annotated[str | None, Knob("Trace that predictors see before any traffic; unset is none.")] = None
 
 

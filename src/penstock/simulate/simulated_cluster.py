@@ -35,7 +35,7 @@ from penstock.traffic.sessions import Sessions
 from penstock.traffic.traffic_request import TrafficRequest
 
 PLANNER = "planner"
-WATCHED = (ROUTER, FLEET)
+WATCHED = (ROUTER, FLEET, PLANNER)
 SETTLED = nanos(3600.0)
 """Nanoseconds after the last request within which everything must be over: longer than any prefill."""
 SLICE = 1 << 13
@@ -54,7 +54,7 @@ class SimulatedCluster:
         record: takes every request that has ended, in that order.
         decided: takes every decision of the router.
         observe: takes the seconds and the router's figures (`penstock.router.status`), every ``plan.observe_every``.
-        watch: takes every event of the router and of the fleet: the time, the machine's name, the event, its effects.
+        watch: takes every event of router, fleet and planner: the time, the machine's name, the event, its effects.
     Raises:
         ConfigError: the plan contradicts itself.
     """

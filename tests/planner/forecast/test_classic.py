@@ -20,6 +20,7 @@ from penstock.planner.forecast.warm_up import TraceInterval, intervals, warm_up
 from penstock.planner.policies import make
 from penstock.planner.policies.policy_inputs import predictor_of
 from penstock.planner.settings import PlannerSettings
+from penstock.planner.settings_classic import ClassicSettings, ForecastSettings
 from tests.depth import deep
 
 
@@ -43,6 +44,16 @@ def test_kalman_by_its_golden_cases():
     assert falling == pytest.approx([100, 80, 60, 40, 0.1044, 0, 0, 0], rel=1e-3)
     rising = told(KalmanPredictor(), [0, 0, 10, 20, 30, 40, 50, 60])
     assert rising == pytest.approx([0, 0, 10, 20, 30, 40, 59.9478, 69.9685], rel=1e-4)
+
+
+def test_kalman_follows_as_it_is_set():
+    """A trend that wanders without noise is the last step; all noise keeps the first value."""
+    forecast = ForecastSettings(kalman_q_level=1e-6, kalman_q_trend=1e9, kalman_r=1e-6, kalman_min_points=2)
+    predictor = predictor_of(PlannerSettings(classic=ClassicSettings(forecast=forecast)), 60.0)()
+    assert told(predictor, [100, 80, 60, 70]) == pytest.approx([100, 70, 40, 80], rel=1e-3)
+    calm = ForecastSettings(kalman_r=1e9, kalman_min_points=1)
+    predictor = predictor_of(PlannerSettings(classic=ClassicSettings(forecast=calm)), 60.0)()
+    assert told(predictor, [10, 1000]) == pytest.approx([10, 10], rel=1e-3)
 
 
 @pytest.mark.parametrize("log1p", [False, True])

@@ -2,9 +2,11 @@
 
 import pytest
 
+from penstock.kernel.errors import ConfigError
 from penstock.planner.policies import make
 from penstock.planner.policies.load_classic import GPUS_MAX, suggested_thresholds
 from penstock.planner.settings import BudgetSettings, PlannerSettings
+from penstock.planner.settings_classic import ClassicSettings, LoadClassicSettings
 from tests.planner.policies.looks import Ticks, look, pool
 
 
@@ -25,6 +27,26 @@ def interval(run: Ticks, queue, kv, *, prefill: int = 2, decode: int = 2, start:
         }
         said.append(run.tick(look(float(start + second), pools, window=1.0)))
     return said
+
+
+@pytest.mark.parametrize(
+    "reversed_",
+    [
+        {"decode_kv_scale_up_threshold": 0.4},
+        {"prefill_queue_scale_down_threshold": 0.5, "prefill_queue_scale_up_threshold": 0.5},
+    ],
+)
+def test_reversed_thresholds_are_refused(reversed_):
+    """A load between them would be one to go down and one to go up, in one decision."""
+    settings = PlannerSettings(policy="load-classic", classic=ClassicSettings(load=LoadClassicSettings(**reversed_)))
+    with pytest.raises(ConfigError, match=r"planner\.classic\.load\..*_down_threshold is 0\.5, and"):
+        make("load-classic", settings)
+
+
+def test_samples_are_taken_as_often_as_set():
+    load = LoadClassicSettings(metric_pulling_interval=2.0, adjustment_interval=6.0)
+    settings = PlannerSettings(policy="load-classic", classic=ClassicSettings(load=load))
+    assert make("load-classic", settings)[0].spec.interval == 2.0 and settings.base == 2.0
 
 
 def test_a_queue_and_a_full_cache_each_bring_one_worker_at_the_end_of_the_interval():

@@ -152,6 +152,10 @@ def test_a_profile_counts_for_its_engine_and_the_roofline_for_the_others(tmp_pat
     assert next(each for each in catalog.candidates["decode"] if each.gpus == 1).times.extrapolated is None
     alone = question(profiles={"": str(profile)})
     assert alone.profiles == {"h200:1": str(profile)}, "a file is of one size"
+    folder = tmp_path / "of-dynamo" / "selected_decode_interpolation"
+    folder.mkdir(parents=True)
+    (folder / "raw_data.npz").write_bytes(profile.read_bytes())
+    assert question(profiles={"": str(folder.parent)}).profiles == {"h200:1": str(folder.parent)}
     with pytest.raises(ConfigError, match="has no profile"):
         broken = question(profiles={"h200:1": str(model_folder(tmp_path))})
         EngineCatalog(broken, traffic_of(broken))

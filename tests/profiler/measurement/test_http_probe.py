@@ -118,6 +118,13 @@ def test_itl_counts_only_while_all_decode() -> None:
         window_of([stream(1.0, 2.0), stream(3.0, 4.0)])
 
 
+def test_a_stream_that_ended_early_is_not_one_that_does_not_fit() -> None:
+    early, late = stream(1.0, 2.0), stream(3.0, 4.0, 5.0)
+    early.tokens, late.tokens = 12, 48
+    with pytest.raises(EngineError, match="1 of 2 sequences ended early, one after 12 of 48 tokens"):
+        window_of([early, late])
+
+
 def test_the_gap_of_a_mixed_pass_leaves_the_others_out() -> None:
     # A step takes 1 s; the prompt comes at 2.2 and its pass runs from 3 to 7.
     assert gap_of(stream(1.0, 2.0, 3.0, 7.0, 8.0), 2.2, 7.0, 1.0) == pytest.approx(4.0)

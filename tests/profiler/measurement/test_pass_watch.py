@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.dialects.kv_transfer_protocol import TP_SIZE
+from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.files.profile_manifest import read_measured
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, LoopStatus

@@ -16,8 +16,10 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.values import WorkerCard, WorkerId
+from penstock.kernel.values import RequestShape, Role, WorkerCard, WorkerId
+from penstock.planner.forecast.predictor import IntervalCounts
 from penstock.planner.performance.speed_sources import pick
+from penstock.planner.policies.sla_classic import decode_replicas
 from penstock.profiler.measurement.profile_diff import difference
 from penstock.profiler.measurement.profile_writer import write_profile
 from penstock.runtime.planning.planner_inputs import described_speed, inputs_of
@@ -39,6 +41,12 @@ def cluster(folder: Path, engine: str = "vllm", model: str = MODEL) -> ClusterSe
     return msgspec.convert({"models": {model: {"pools": {"main": pool}}}}, ClusterSettings)
 
 
+def planned(folder: Path, **pools: dict[str, object]) -> ClusterSettings:
+    """A cluster of some pools whose planner has one profile for all."""
+    told = {"models": {MODEL: {"pools": pools}}, "planner": {"classic": {"profile": str(folder)}}}
+    return msgspec.convert(told, ClusterSettings)
+
+
 def test_dynamos_tables_have_its_keys_and_units(folder: Path) -> None:
     with np.load(folder / "selected_prefill_interpolation/raw_data.npz") as table:
         assert set(table.files) == {"prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu"}
@@ -53,6 +61,20 @@ def test_dynamos_tables_have_its_keys_and_units(folder: Path) -> None:
     plain = json.loads((folder / "decode_raw_data.json").read_text())
     assert isinstance(plain["max_kv_tokens"], int) and len(plain["z_itl"]) == len(plain["x_kv_usage"])
     assert read_profile(folder).kv_tokens == plain["max_kv_tokens"]
+
+
+async def test_prompts_of_like_lengths_need_like_numbers_of_decode_workers(tmp_path: Path) -> None:
+    """Each point stands at the mean context that was measured, so no two share one."""
+    await swept(tmp_path, 1, noise=0.01)
+    curves = read_profile(tmp_path).decode()
+    assert curves is not None
+    rates = [curves.find_best_throughput_per_gpu(0.02, isl + 75).per_gpu for isl in range(200, 7_000, 10)]
+    assert rates == sorted(rates, reverse=True)
+    workers = [
+        decode_replicas(IntervalCounts(8, RequestShape(isl, 150)), 1.0, rate, 1)
+        for isl, rate in zip(range(200, 7_000, 10), rates, strict=True)
+    ]
+    assert max(np.diff(workers)) <= 1
 
 
 def test_a_planner_of_vllm_knows_its_speed_from_that_folder_alone(folder: Path) -> None:
@@ -107,13 +129,51 @@ def test_another_model_or_engine_is_refused_everywhere(folder: Path) -> None:
 
 
 def test_a_size_that_was_not_measured_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 4; profile .* has 1, 2"):
+    refused = r"tensor_parallel_size is 4; profile .* has 1, 2"
+    with pytest.raises(ConfigError, match=refused):
         load_timing(TimingSettings(kind="table", profile=str(folder), tensor_parallel_size=4))
+    with pytest.raises(ConfigError, match=refused):
+        read_profile(folder, 4)
+    for pool in ({"args": ["-tp", "4"]}, {"labels": {"tp_size": "4"}, "urls": ["http://x"]}, {"gpus": 4}):
+        with pytest.raises(ConfigError, match=f"pool main of {MODEL}: {refused}"):
+            inputs_of(planned(folder, main={"engine": "vllm", **pool}))
     points = [point for point in read_measured(folder).points if point.kind != "decode"]
     write_profile(folder, read_manifest(folder), points)
     with pytest.raises(ConfigError, match="fewer than two points"):
         load_timing(TimingSettings(kind="table", profile=str(folder)))
     assert not (folder / "decode_raw_data.json").exists(), "no table of an earlier run stays"
+
+
+def test_each_pool_gets_the_curves_of_its_own_size(folder: Path) -> None:
+    """Whatever was picked for the phase: engines of one GPU are not as fast as those of two."""
+    two: dict[str, object] = {"engine": "vllm", "role": "prefill", "args": ["--tensor-parallel-size=2"]}
+    known = inputs_of(planned(folder, p=two, d={"engine": "vllm", "role": "decode"})).of(MODEL)
+    sizes: dict[Role, int] = {"prefill": 2, "decode": 1}
+    for role, tp in sizes.items():
+        profile, own = known[role].profile, VirtualProbe(h100(tp, max_num_seqs=64)).timing
+        assert profile is not None and profile.kv_tokens == VirtualProbe(h100(tp, max_num_seqs=64)).limits.kv_tokens
+        prefill, decode = profile.prefill(), profile.decode()
+        assert prefill is not None and decode is not None
+        assert 1e9 * prefill.ttft(3000) == pytest.approx(own.prefill(3000), rel=0.05)
+        assert 1e9 * decode.itl_at(20, 3000) == pytest.approx(own.decode(60_000, 20), rel=0.05)
+        picked = pick(known[role], role=role)
+        assert picked is not None
+        assert 1e9 * float(picked.model.decode(20.0, 60_000.0)) == pytest.approx(own.decode(60_000, 20), rel=0.05)
+    assert read_profile(folder, 1) != read_profile(folder, 2)
+
+
+def test_the_size_that_a_pool_says_and_the_one_that_it_is_timed_by_must_agree(folder: Path) -> None:
+    timing: dict[str, object] = {"kind": "table", "profile": str(folder)}
+    pool: dict[str, object] = {"engine": "vllm", "gpus": 2, "sim": {"timing": timing}}
+    with pytest.raises(ConfigError, match=r"sim.timing.tensor_parallel_size is 1, and .* have 2"):
+        inputs_of(planned(folder, main=pool))
+    timing["tensor_parallel_size"] = 2
+    assert inputs_of(planned(folder, main=pool)).of(MODEL)["aggregated"].profile == read_profile(folder, 2)
+
+
+def test_the_first_pool_of_a_role_is_planned_by_its_own_size(folder: Path) -> None:
+    told = planned(folder, b={"engine": "vllm"}, a={"engine": "vllm", "gpus": 2})
+    assert inputs_of(told).of(MODEL)["aggregated"].profile == read_profile(folder, 2)
 
 
 @pytest.mark.parametrize("spelled", ["interpolation", "interploation"])
@@ -123,7 +183,13 @@ def test_folders_of_dynamo_are_simulated_and_planned_with_as_well(tmp_path: Path
         to = tmp_path / "older" / f"{phase}_tp2_{spelled}"
         to.mkdir(parents=True)
         (folder / f"selected_{phase}_interpolation" / "raw_data.npz").rename(to / "raw_data.npz")
-    settings = TimingSettings(kind="table", profile=str(tmp_path / "older"))
+    settings = TimingSettings(kind="table", profile=str(tmp_path / "older"), tensor_parallel_size=2)
+    for wrong in (
+        lambda: load_timing(msgspec.structs.replace(settings, tensor_parallel_size=1)),
+        lambda: inputs_of(planned(tmp_path / "older", main={"engine": "vllm"})),
+    ):
+        with pytest.raises(ConfigError, match=r"tensor_parallel_size is 1; profile .* has 2"):
+            wrong()
     own = VirtualProbe(h100(1, max_num_seqs=64)).timing
     table = timing_of(settings, 100_000, load_timing(settings))
     assert table.prefill(2_500) == pytest.approx(own.prefill(2_500), rel=0.05)

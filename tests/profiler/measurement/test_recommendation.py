@@ -64,6 +64,20 @@ def test_of_the_sizes_that_meet_the_sla_the_one_with_most_per_gpu_is_taken() -> 
     assert (decode.upper, decode.lower) == pytest.approx((used + 0.2, used - 0.2))
 
 
+def test_the_pick_lies_on_the_line_between_measured_points() -> None:
+    """Whatever grid was measured: 20 ms lie a sixth of the way from 18 to 30 ms, so of that from 16 to 64 in flight."""
+    points = [itl(1, 10.0, 1), itl(1, 18.0, 16), itl(1, 30.0, 64)]
+    decode = pick_decode(points, SHAPE, 0.02, {1: limits(1_000_000)})
+    assert decode is not None and (decode.seqs, decode.met) == (24, True)
+    assert decode.seconds == pytest.approx(0.02, rel=1e-3) and decode.per_gpu == pytest.approx(24 / 0.02, rel=1e-3)
+    all_met = pick_decode(points, SHAPE, 0.05, {1: limits(1_000_000)})
+    assert all_met is not None and all_met.seqs == 64, "not beyond the line"
+    rows = ((2_900.0, 16.0, 30.0), (3_250.0, 18.0, 34.0))
+    between = [itl(1, ms, seqs, context) for context, *pair in rows for seqs, ms in zip((16, 64), pair, strict=True)]
+    decode = pick_decode(between, SHAPE, 0.02, {1: limits(1_000_000)})
+    assert decode is not None and 16 < decode.seqs < 32
+
+
 def test_an_sla_that_nobody_meets_takes_the_nearest_and_says_what_it_would_need() -> None:
     points = [ttft(1, 180.0), ttft(4, 80.0), ttft(4, 40.0, 1000), ttft(4, 10.0, 100)]
     prefill = pick_prefill(points, 3000, 0.05)

@@ -17,6 +17,7 @@ from penstock.profiler.measurement.profile_run import MeasuredPoints, ProfileOpt
 from penstock.profiler.measurement.sweep import OUTPUT, REPEATS, REPEATS_MAX, Sweep, SweepOptions, point_of, steady
 from penstock.profiler.measurement.sweep_grid import (
     COARSE,
+    crossing_of,
     first_of,
     flights,
     in_flight_max,
@@ -25,6 +26,40 @@ from penstock.profiler.measurement.sweep_grid import (
 )
 from tests.profiler.measurement.swept import SHAPE, Endless, swept
 from tests.profiler.measurement.virtual_probe import GAP, MODEL, VirtualProbe, h100
+
+
+async def test_a_line_is_measured_more_finely_where_it_crosses_the_sla() -> None:
+    probe, done = VirtualProbe(h100(1, max_num_seqs=256)), dict[PointKey, ProfilePoint]()
+    options = SweepOptions(shape=SHAPE, longest=8_000, mixed=False, ttft=0.1, itl=0.02)
+    await Sweep(probe, 1, options, done, Endless(), record=lambda key, point: None).run()
+    for kind, place, target in (("prefill", "tokens", 0.1), ("decode", "seqs", 0.02)):
+        points = [p for key, p in done.items() if key.kind == kind and key.context in (0, options.context)]
+        line = sorted((getattr(point, place), point.mean) for point in points)
+        low = max(at for at, seconds in line if seconds <= target)
+        high = min(at for at, seconds in line if seconds > target)
+        assert high - low <= max(1, 0.03 * high), (kind, line)
+
+
+def test_a_place_where_the_target_is_met_is_looked_for_only_between_measured_points() -> None:
+    line = {1: (0.01, 0.0), 100: (0.03, 0.0)}
+    assert crossing_of(line, 0.0199) == 50 and crossing_of(line, None) is None
+    assert crossing_of(line, 0.04) is None and crossing_of(line, 0.005) is None
+    assert crossing_of({**line, 50: (0.0199, 0.0), 51: (0.0201, 0.0)}, 0.02) is None
+
+
+async def test_a_point_is_not_repeated_once_time_is_up() -> None:
+    class Over:
+        calls = 0
+
+        def over(self) -> bool:
+            self.calls += 1
+            return self.calls > 1
+
+    probe, done = VirtualProbe(h100(1), noise=0.5), dict[PointKey, ProfilePoint]()
+    sweep = Sweep(probe, 1, SweepOptions(shape=SHAPE), done, Over(), record=lambda key, point: None)
+    await sweep.run()
+    (point,) = done.values()
+    assert point.repeats == 1 and all(text.endswith("time was up") for text in sweep.left_out) and sweep.left_out
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])

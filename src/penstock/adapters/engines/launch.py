@@ -15,9 +15,7 @@ from penstock.adapters.engines.dialects.kv_transfer_protocol import (
     LEASE,
     LEASE_STARTED,
     LEASE_USUAL,
-    PP_SIZE,
     TIER_SOCKET,
-    TP_SIZE,
     configured_lease,
 )
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
@@ -25,6 +23,7 @@ from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.adapters.engines.vllm_embeddings import ec_transfer_config
 from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
+from penstock.config.derived.engine_flags import PP_SIZE, TP_SIZE, flag_value, flags_given, plain_flag
 from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.engine.settings import SimSettings
@@ -241,7 +240,7 @@ def _vllm(
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(HANDOFF_PORT if in_pod else free_port()),
         }
         card["bootstrap"] = f"{host}:{env['VLLM_NIXL_SIDE_CHANNEL_PORT']}"
-    scheme = "http" if _value(pool.args, "ssl-certfile") is None else "https"
+    scheme = "http" if flag_value(pool.args, "ssl-certfile") is None else "https"
     if transfer:
         flags["--kv-transfer-config"] = json.dumps(transfer)
     if not in_pod and plugin_installed(pool.program, {**os.environ, **pool.env}):
@@ -254,17 +253,17 @@ def _vllm(
     env.update(pool.env)
     if env.get(STATS_ENV):
         card["stats"] = env[STATS_ENV]
-    given = {_plain(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
+    given = {plain_flag(arg.partition("=")[0]) for arg in pool.args if arg.startswith("-")}
     labels = dict(card.get("labels", {}))
     if "kv-transfer-config" in given:
         labels[LEASE] = pool.labels.get(LEASE, str(_own_lease(pool.args)))
     if "scheduling-policy" in given:
         labels.pop("priority", None)  # the operator decides now whether it schedules by priority
-    seqs = _value(pool.args, "max-num-seqs")
+    seqs = flag_value(pool.args, "max-num-seqs")
     if seqs is not None and seqs.isdecimal():
         card["max_num_seqs"] = int(seqs)  # the server itself does not report it
     for label, flag in ((TP_SIZE, "tensor-parallel-size"), (PP_SIZE, "pipeline-parallel-size")):
-        size = _value(pool.args, flag) or flags.get(f"--{flag}")
+        size = flag_value(pool.args, flag) or flags.get(f"--{flag}")
         if size is not None and size != "1":
             labels.setdefault(label, size)
     if labels or "labels" in card:
@@ -311,10 +310,10 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
 
 def _words(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
     """Return flags as words, without those that the operator gives as well."""
-    given = {_plain(arg.partition("=")[0]) for arg in args if arg.startswith("-")}
+    given = {plain_flag(arg.partition("=")[0]) for arg in args if arg.startswith("-")}
     words: list[str] = []
     for flag, value in flags.items():
-        if _plain(flag) not in given:
+        if plain_flag(flag) not in given:
             words += [flag] if value is None else [flag, value]
     return words
 
@@ -368,34 +367,12 @@ def _sim_settings(text: str) -> Iterator[tuple[str, str]]:
             yield path, str(value)
 
 
-_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
-
-
-def _plain(flag: str) -> str:
-    """Return a flag's name, so that ``--no-enable-x`` and ``--a-b.c`` meet ``--enable-x`` and ``--a-b``."""
-    name = flag.lstrip("-").replace("_", "-").partition(".")[0]
-    return _SHORT.get(name, name.removeprefix("no-"))
-
-
 def _own_lease(args: Sequence[str]) -> int:
     """Return the lease that a command line of vLLM's gives its hand-offs, as JSON or by a flag of its own."""
     config: str | None = None
-    for name, value in _given(args):
-        if _plain(name) == "kv-transfer-config" and "." not in name:
+    for name, value in flags_given(args):
+        if plain_flag(name) == "kv-transfer-config" and "." not in name:
             config = value or ""
-        elif _plain(name) == "kv-transfer-config" and name.replace("-", "_").endswith("kv_lease_duration"):
+        elif plain_flag(name) == "kv-transfer-config" and name.replace("-", "_").endswith("kv_lease_duration"):
             return configured_lease(json.dumps({"kv_connector_extra_config": {"kv_lease_duration": value}}))
     return LEASE_USUAL if config is None else configured_lease(config)
-
-
-def _value(args: Sequence[str], flag: str) -> str | None:
-    """Return what a command line gives a flag; None where it is not there."""
-    return next((value for name, value in _given(args) if _plain(name) == flag), None)
-
-
-def _given(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the flags of a command line with their values, as ``--flag value`` or ``--flag=value``."""
-    for place, arg in enumerate(args):
-        name, equals, value = arg.partition("=")
-        if name.startswith("-"):
-            yield name, value if equals else next(iter(args[place + 1 : place + 2]), None)

@@ -4,9 +4,9 @@ import json
 
 import msgspec
 
-from penstock.adapters.engines.dialects.kv_transfer_protocol import TP_SIZE
 from penstock.adapters.engines.launch import SERVER_START_TIMEOUT, Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, template_flag
+from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.values import JsonObject
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from penstock.config.files.data_files import npz_arrays
 from penstock.kernel.errors import ConfigError, read_hint
@@ -18,9 +19,12 @@ from penstock.planner.performance.benchmark_table import BenchmarkTable
 
 MANIFEST, POINTS = "profile.json", "points.npz"
 VERSION = 1
+KV_KEY = "max_kv_tokens"
+"""Key of the cache's tokens in Dynamo's decode table."""
 GRID = 40
 """KV sizes of the decode table that a simulated engine looks up, each a like factor above the one before."""
 
+Column = npt.NDArray[np.generic]
 PointKind = Literal["prefill", "decode", "mixed", "cold_start", "warm_start", "transfer"]
 
 
@@ -186,6 +190,64 @@ def check_profile(folder: str | Path, model: str, engine: str | None = None) -> 
             )
 
 
+def sizes_measured(points: Sequence[ProfilePoint]) -> list[int]:
+    """Return the tensor-parallel sizes whose passes were measured."""
+    return sorted({point.tp for point in points if point.kind in ("prefill", "decode")})
+
+
+def check_size(folder: str | Path, tp: int, sizes: Sequence[int]) -> None:
+    """Raise `ConfigError` where a profile has no curves of a tensor-parallel size: those of another one are not its."""
+    if tp not in sizes:
+        raise ConfigError(
+            f"tensor_parallel_size is {tp}; profile {folder} has {', '.join(map(str, sizes)) or 'no points'}",
+            hint="measure it with penstock profile --tp; where others start the engines, set labels: {tp_size: N}",
+        )
+
+
+def prefill_table(
+    manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int | None = None
+) -> Mapping[str, Column]:
+    """Return Dynamo's prefill table of a size: tokens, milliseconds, tokens/s/GPU; empty where nothing is known.
+
+    Args:
+        tp: None takes the picked one.
+    """
+    if tp is None:
+        tp = manifest.sizes[0] if manifest.prefill is None else manifest.prefill.tp
+    mine = sorted((p for p in points if p.kind == "prefill" and p.tp == tp), key=lambda p: p.tokens)
+    if not mine:
+        return {}
+    isl = np.asarray([point.tokens for point in mine])
+    seconds = np.asarray([point.mean for point in mine])
+    return {"prefill_isl": isl, "prefill_ttft": 1e3 * seconds, "prefill_thpt_per_gpu": isl / seconds / tp}
+
+
+def decode_table(
+    manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int | None = None
+) -> Mapping[str, Column]:
+    """Return Dynamo's decode table of a size: KV use 0..1, tokens, milliseconds, tokens/s/GPU, and the cache's tokens.
+
+    It is empty where the engine does not say how many tokens its cache holds.
+
+    Args:
+        tp: None takes the picked one.
+    """
+    if tp is None:
+        tp = manifest.sizes[0] if manifest.decode is None else manifest.decode.tp
+    room = manifest.limits_of(tp).kv_tokens
+    mine = sorted((p for p in points if p.kind == "decode" and p.tp == tp), key=lambda p: (p.context, p.seqs))
+    if not mine or not room:
+        return {}
+    seqs, context, seconds = (np.asarray([getattr(p, name) for p in mine]) for name in ("seqs", "context", "mean"))
+    return {
+        "x_kv_usage": np.minimum(1.0, seqs * context / room),
+        "y_context_length": context,
+        "z_itl": 1e3 * seconds,
+        "z_thpt_per_gpu": seqs / seconds / tp,
+        KV_KEY: np.asarray([room]),
+    }
+
+
 def timing_table(folder: str | Path, tp: int) -> Mapping[str, Any]:
     """Return the table that timing of kind table takes, from a profile folder of ours.
 
@@ -193,12 +255,7 @@ def timing_table(folder: str | Path, tp: int) -> Mapping[str, Any]:
         ConfigError: the size was not measured, or prefill or decode is missing.
     """
     manifest, points = read_measured(folder)
-    sizes = sorted({point.tp for point in points if point.kind in ("prefill", "decode")})
-    if tp not in sizes:
-        raise ConfigError(
-            f"timing.tensor_parallel_size is {tp}; profile {folder} has {', '.join(map(str, sizes)) or 'no points'}",
-            hint="set it to one of these, or measure it with penstock profile --tp",
-        )
+    check_size(folder, tp, sizes_measured(points))
     mine = [point for point in points if point.tp == tp]
     gap = manifest.host.pass_gap.get(tp, 0.0)
     # What a request costs beside its passes keeps the engine from no other: where the passes are known, they count.

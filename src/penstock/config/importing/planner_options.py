@@ -32,12 +32,10 @@ from penstock.config.importing.option_rules import (
     words,
 )
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT
-from penstock.planner.forecast import kalman
 from penstock.planner.performance.regressions import OBSERVATIONS_MIN
 from penstock.planner.performance.sample_retention import BUCKETS, SAMPLES_MAX
 from penstock.planner.planner import TICK_TIMEOUT
 from penstock.planner.policies.load_classic import GPUS_MAX
-from penstock.planner.settings_classic import LOAD_SAMPLES
 from penstock.planner.settings_plugins import MESSAGE_MAX
 
 # --- rows that several generations share ------------------------------------------------------------------------------
@@ -313,10 +311,10 @@ PLANNER_CONFIG: dict[str, Rule] = {
     "load_predictor_log1p": to("classic/forecast/log1p", truth),
     "prophet_window_size": to("classic/sla/load_prediction_window_size", whole),
     "load_predictor_warmup_trace": optional("classic/forecast/warm_up_trace", text),
-    "kalman_q_level": fixed(kalman.LEVEL_VARIANCE),
-    "kalman_q_trend": fixed(kalman.TREND_VARIANCE),
-    "kalman_r": fixed(kalman.NOISE_VARIANCE),
-    "kalman_min_points": fixed(kalman.VALUES_MIN),
+    "kalman_q_level": to("classic/forecast/kalman_q_level", number),
+    "kalman_q_trend": to("classic/forecast/kalman_q_trend", number),
+    "kalman_r": to("classic/forecast/kalman_r", number),
+    "kalman_min_points": to("classic/forecast/kalman_min_points", whole),
     "metric_pulling_prometheus_endpoint": _endpoint,
     "metric_pulling_prometheus_endpoint_token": _secret("write it into the file of planner.prometheus.token_file"),
     "metric_pulling_prometheus_token": _secret("write it into the file of planner.prometheus.token_file"),
@@ -384,7 +382,7 @@ def _load_gpus(value: Any, source: OptionSource) -> Translated:
 LOAD_CLASSIC: dict[str, Rule] = {
     **COMMON,
     "adjustment_interval": to("classic/load/adjustment_interval", number),
-    "metric_pulling_interval": fixed(LOAD_SAMPLES),
+    "metric_pulling_interval": to("classic/load/metric_pulling_interval", number),
     "max_gpu_budget": _load_gpus,
     "decode_kv_scale_up_threshold": to("classic/load/decode_kv_scale_up_threshold", number),
     "decode_kv_scale_down_threshold": to("classic/load/decode_kv_scale_down_threshold", number),

@@ -7,19 +7,15 @@ from penstock.planner.forecast.predictor import PredictionSeries
 
 UNSURE = 1000.0
 """Variance of level and trend at the start: the first few values decide."""
-LEVEL_VARIANCE = 1.0
-TREND_VARIANCE = 0.1
-"""Variance by which both wander per interval; larger follows faster. Dynamo's defaults, like the next two."""
-NOISE_VARIANCE = 10.0
-"""Of one value; larger smooths more."""
-VALUES_MIN = 5
-"""Values below which the last one is told."""
 _STEP = np.array([[1.0, 1.0], [0.0, 1.0]])
-_WANDER = np.diag([LEVEL_VARIANCE, TREND_VARIANCE])
 
 
 class KalmanPredictor(PredictionSeries):
     """Local linear trend.
+
+    Args:
+        q_level, q_trend: variance by which level and trend wander per interval; ``r``: of one value, as noise.
+        min_points: values below which the last one is told.
 
     Source: Harvey (1989), local linear trend model.
     """
@@ -30,8 +26,18 @@ class KalmanPredictor(PredictionSeries):
     _mean: Floats
     _spread: Floats
 
-    def __init__(self, *, log1p: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        log1p: bool = False,
+        q_level: float = 1.0,
+        q_trend: float = 0.1,
+        r: float = 10.0,
+        min_points: int = 5,
+    ) -> None:
         super().__init__(log1p=log1p)
+        self._wander = np.diag([q_level, q_trend])
+        self._noise, self._least = r, min_points
         self._mean = np.zeros(2)
         self._spread = UNSURE * np.eye(2)
         self._count = 0
@@ -42,10 +48,10 @@ class KalmanPredictor(PredictionSeries):
             self._mean = np.array([value, 0.0])
             return
         mean = _STEP @ self._mean
-        spread = _STEP @ self._spread @ _STEP.T + _WANDER
-        gain = spread[:, 0] / (spread[0, 0] + NOISE_VARIANCE)
+        spread = _STEP @ self._spread @ _STEP.T + self._wander
+        gain = spread[:, 0] / (spread[0, 0] + self._noise)
         self._mean = mean + gain * (value - mean[0])
         self._spread = spread - np.outer(gain, spread[0])
 
     def _next(self) -> float | None:
-        return None if self._count < VALUES_MIN else float((_STEP @ self._mean)[0])
+        return None if self._count < self._least else float((_STEP @ self._mean)[0])

@@ -1,16 +1,23 @@
 """Contradictions between a planner's settings that a single knob's range can't show, each with the knob's path."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.settings import PlannerSettings
+from penstock.kernel.settings import Settings
+from penstock.kernel.values import Pool
+from penstock.planner.settings import BudgetSettings, PlannerSettings, PoolLimits
 
 THRESHOLDS = {
     "prefill": ("prefill_scale_down_queue_tokens", "prefill_scale_up_queue_tokens"),
     "decode": ("decode_scale_down_kv_rate", "decode_scale_up_kv_rate"),
 }
 """Role -> knobs of planner.classic.thresholds, to go down and to go up."""
+LOAD_THRESHOLDS = (
+    ("prefill_queue_scale_down_threshold", "prefill_queue_scale_up_threshold"),
+    ("decode_kv_scale_down_threshold", "decode_kv_scale_up_threshold"),
+)
+"""The same of planner.classic.load."""
 
 
 class Contradiction(NamedTuple):
@@ -26,25 +33,88 @@ def contradictions(settings: PlannerSettings) -> Iterator[Contradiction]:
     yield from of_budget(settings)
     yield from of_plugins(settings)
     yield from of_thresholds(settings, needed=settings.optimization_target == "load")
+    yield from of_load_thresholds(settings)
     if settings.optimization_target == "load":
         return
     if settings.optimization_target == "sla" and settings.policy == "hybrid":
         yield from of_hybrid(settings)
+    if settings.optimization_target == "sla" and settings.policy == "sla-classic" and settings.mode == "aggregated":
+        message = "is aggregated, and planner.policy sla-classic sizes prefill and decode pools only"
+        yield Contradiction(("mode",), message, "set mode to auto, or policy to slo")
 
 
 def of_budget(settings: PlannerSettings) -> Iterator[Contradiction]:
-    """Check that no floor lies above its ceiling: of the GPUs, of a pool's replicas."""
+    """Check that no floor lies above its ceiling: of the GPUs, of a pool's replicas, of replicas with a GPU each."""
     budget = settings.budget
     least, most = budget.min_gpus, budget.max_gpus
     if least is not None and most is not None and least > most:
         message = f"is {least}, above planner.budget.max_gpus {most}"
         yield Contradiction(("budget", "min_gpus"), message, "lower it, or raise the ceiling")
+    floors = sum(limits.min_replicas or 0 for limits in budget.pools.values())
+    if most is not None and floors > most:
+        yield floor_over_ceiling(most, floors)
     for name, limits in budget.pools.items():
-        floor = budget.min_replicas if limits.min_replicas is None else limits.min_replicas
+        floor = _least(budget, name)
         if limits.max_replicas is not None and limits.max_replicas < floor:
             message = f"is {limits.max_replicas}, below its min_replicas {floor}"
             hint = "lower min_replicas of the pool, or raise max_replicas"
             yield Contradiction(("budget", "pools", name, "max_replicas"), message, hint)
+
+
+def of_replicas(settings: PlannerSettings, pools: Mapping[str, Pool]) -> Iterator[Contradiction]:
+    """Check the bounds of GPUs against those of the pools that there are.
+
+    Args:
+        pools: all that this planner plans, by the names that the budget uses.
+    """
+    budget = settings.budget
+    floor = sum(_least(budget, name) * pool.gpus for name, pool in pools.items())
+    if budget.max_gpus is not None and floor > budget.max_gpus:
+        yield floor_over_ceiling(budget.max_gpus, floor)
+    most = [(budget.pools.get(name, PoolLimits()).max_replicas, pool.gpus) for name, pool in pools.items()]
+    reach = sum(count * gpus for count, gpus in most if count is not None)
+    if budget.min_gpus is not None and reach < budget.min_gpus and all(count is not None for count, _ in most):
+        message = f"is {budget.min_gpus}, and the most of all pools together takes {reach} GPUs"
+        yield Contradiction(("budget", "min_gpus"), message, "lower it, or raise max_replicas")
+
+
+def of_pools(settings: PlannerSettings, pools: Mapping[str, Pool]) -> Iterator[Contradiction]:
+    """Check that the pools which budget and policy speak of exist, and that the power of each is known."""
+    budget = settings.budget
+    for name in budget.pools:
+        if name not in pools:
+            yield Contradiction(("budget", "pools", name), "there is no such pool", f"there is {', '.join(pools)}")
+    if budget.watts is not None:
+        yield from _of_power(budget, budget.watts, pools)
+    if settings.optimization_target == "sla" and settings.policy == "sla-classic" and settings.mode != "prefill":
+        decoding = {pool.model for pool in pools.values() if pool.role == "decode"}
+        for model in dict.fromkeys(pool.model for pool in pools.values() if pool.model not in decoding):
+            message = f"is sla-classic, which sizes prefill and decode pools, and {model} has none of role decode"
+            yield Contradiction(("policy",), message, "add one, or take policy slo")
+
+
+def _of_power(budget: BudgetSettings, ceiling: float, pools: Iterable[str]) -> Iterator[Contradiction]:
+    """Check a ceiling of power: watts that are not known would count as none."""
+    watts = {name: budget.pools.get(name, PoolLimits()).watts for name in pools}
+    unknown = [name for name, each in watts.items() if each is None]
+    floor = sum(_least(budget, name) * each for name, each in watts.items() if each is not None)
+    if unknown:
+        message = f"is {ceiling:g}, and what a replica of {', '.join(unknown)} draws is not known"
+        yield Contradiction(("budget", "watts"), message, f"set planner.budget.pools.{unknown[0]}.watts")
+    elif floor > ceiling:
+        message = f"is {ceiling:g}, and the least of all pools together draws {floor:g} W"
+        yield Contradiction(("budget", "watts"), message, "raise it, or lower min_replicas")
+
+
+def _least(budget: BudgetSettings, name: str) -> int:
+    least = budget.pools.get(name, PoolLimits()).min_replicas
+    return budget.min_replicas if least is None else least
+
+
+def floor_over_ceiling(most: int, floor: int) -> Contradiction:
+    """Return the contradiction of minima that take more GPUs than there may be."""
+    message = f"is {most}, and the least of all pools together takes {floor} GPUs"
+    return Contradiction(("budget", "max_gpus"), message, "raise it, or lower min_replicas")
 
 
 def of_plugins(settings: PlannerSettings) -> Iterator[Contradiction]:
@@ -76,9 +146,20 @@ def of_thresholds(settings: PlannerSettings, *, needed: bool) -> Iterator[Contra
         for knob in lacking if needed else ():
             hint = "set all four of planner.classic.thresholds"
             yield Contradiction((*where, knob), "is not set, and planner.optimization_target is load", hint)
-        if not lacking and getattr(thresholds, down) >= getattr(thresholds, up):
-            message = f"is {getattr(thresholds, down):g}, and {up} is {getattr(thresholds, up):g}"
-            yield Contradiction((*where, down), message, "the one to go down must be lower")
+        if not lacking:
+            yield from _reversed(where, thresholds, down, up)
+
+
+def of_load_thresholds(settings: PlannerSettings) -> Iterator[Contradiction]:
+    """Check the same of policy load-classic: a load between reversed ones would be one to go down and one to go up."""
+    for down, up in LOAD_THRESHOLDS:
+        yield from _reversed(("classic", "load"), settings.classic.load, down, up)
+
+
+def _reversed(where: tuple[str, ...], settings: Settings, down: str, up: str) -> Iterator[Contradiction]:
+    if getattr(settings, down) >= getattr(settings, up):
+        message = f"is {getattr(settings, down):g}, and {up} is {getattr(settings, up):g}"
+        yield Contradiction((*where, down), message, "the one to go down must be lower")
 
 
 def refuse(contradictions: Iterable[Contradiction]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.kernel.values import Role
+from penstock.planner.limits.contradictions import of_load_thresholds, refuse
 from penstock.planner.observation import ModelState
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
@@ -17,7 +18,6 @@ from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, in_progress, minimum_of, teams_of
 from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
-from penstock.planner.settings_classic import LOAD_SAMPLES
 
 GPUS_MAX = 8
 """Most GPUs of this policy where planner.budget.max_gpus is unset: the default of Dynamo's max_gpu_budget."""
@@ -53,7 +53,7 @@ class LoadClassic(Remembering):
             id="load_classic",
             stage="propose",
             priority=10,
-            interval=LOAD_SAMPLES,
+            interval=options.metric_pulling_interval,
             needs=("engines",),
         )
         self._settings, self._options = settings, options
@@ -212,5 +212,10 @@ def suggested_thresholds(
 
 
 def load_classic(settings: PlannerSettings) -> list[PlannerPlugin]:
-    """Return the plugins of policy load-classic."""
+    """Return the plugins of policy load-classic.
+
+    Raises:
+        ConfigError: a threshold to go down is not under the one to go up.
+    """
+    refuse(of_load_thresholds(settings))
     return [LoadClassic(settings)]

@@ -58,7 +58,13 @@ def predictor_of(settings: PlannerSettings, step: float) -> Callable[[], Predict
     window = settings.classic.sla.load_prediction_window_size
     makers: dict[str, Callable[[], Predictor]] = {
         "constant": ConstantPredictor,
-        "kalman": lambda: KalmanPredictor(log1p=forecast.log1p),
+        "kalman": lambda: KalmanPredictor(
+            log1p=forecast.log1p,
+            q_level=forecast.kalman_q_level,
+            q_trend=forecast.kalman_q_trend,
+            r=forecast.kalman_r,
+            min_points=forecast.kalman_min_points,
+        ),
         "arima": lambda: ArimaPredictor(window, log1p=forecast.log1p),
         "prophet": lambda: ProphetPredictor(step, window, log1p=forecast.log1p),
         "seasonal": lambda: seasonal(log1p=forecast.log1p),

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.config.files.profile_folder import says_size
 from penstock.config.files.timing_files import load_timing
 from penstock.engine.settings import TimingSettings
 from penstock.engine.timing.gpus import GPUS, Gpu, gpu_of, named
@@ -174,8 +175,8 @@ def checked_request(request: PlanRequest) -> PlanRequest:
         kind = _kind(gpu or gpus[0])
         if kind not in gpus or not (size or "1").isdecimal():
             raise ConfigError(f"the profile {key}={path} is of no GPU of the plan", hint="such as h200:2=FOLDER")
-        # A file has one size of an engine; a folder may have several, and says which.
-        size = size or ("1" if Path(path).is_file() else "")
+        # A file and a folder of Dynamo have one size of an engine; ours may have several, and says which.
+        size = size or ("1" if Path(path).exists() and not says_size(path) else "")
         profiles[f"{kind}:{size}" if size else kind] = path
     return msgspec.structs.replace(request, gpus=gpus, prices=prices, profiles=profiles)
 

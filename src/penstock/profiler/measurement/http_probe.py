@@ -199,6 +199,13 @@ def window_of(samples: Sequence[ShotSample]) -> tuple[float, float]:
     begin = max(sample.chunks[0][0] for sample in samples)
     end = min(sample.chunks[-1][0] for sample in samples)
     if not any(span_of(sample, begin, end)[1] for sample in samples):
+        most = max(sample.tokens for sample in samples)
+        early = [sample.tokens for sample in samples if sample.tokens < most]
+        if early:
+            raise EngineError(
+                f"{len(early)} of {len(samples)} sequences ended early, one after {min(early)} of {most} tokens",
+                hint="the engine must keep to ignore_eos, and its context must have room for the output",
+            )
         raise EngineError(f"{len(samples)} sequences never decoded at one time", hint="they do not fit the engine")
     return begin, end
 

@@ -175,6 +175,9 @@ async def run(options: ProfileOptions) -> ProfileManifest:
     access = read_access(options.pool.access, "access")
     async with engine_session(lambda url: access, connector=aiohttp.TCPConnector(limit=0)) as http:
         for place, tp in enumerate(sizes or (0,)):
+            if manifest is not None and ShareOfBudget(options, tp, 1, begun, points.gpu_seconds, time.monotonic).over():
+                left_out.append(f"TP {tp}: time was up before its engine was started")
+                continue
             async with _engine(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
                 if manifest is None:
                     manifest = await _subject(options, card, gpus, http)
@@ -190,11 +193,10 @@ async def run(options: ProfileOptions) -> ProfileManifest:
                 if options.partner is not None:
                     partner = await attached_engine(http, options.partner, card.model, "partner")
                 probe = HttpProbe(http, card, partner)
+                swept = msgspec.structs.replace(options.sweep, ttft=options.slo.ttft, itl=options.slo.itl)
                 try:
                     with _progress(f"TP {size}") as begun_point:
-                        sweep = Sweep(
-                            probe, size, options.sweep, points.done, budget, record=points.add, begun=begun_point
-                        )
+                        sweep = Sweep(probe, size, swept, points.done, budget, record=points.add, begun=begun_point)
                         await sweep.run()
                 finally:
                     probe.close()

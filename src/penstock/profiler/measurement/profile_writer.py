@@ -7,14 +7,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from penstock.config.files.profile_folder import DECODE_JSON, DECODE_NPZ, KV_KEY, PREFILL_JSON, PREFILL_NPZ
-from penstock.config.files.profile_manifest import MANIFEST, POINTS, ProfileManifest, ProfilePoint
+from penstock.config.files.profile_folder import DECODE_JSON, DECODE_NPZ, PREFILL_JSON, PREFILL_NPZ
+from penstock.config.files.profile_manifest import (
+    KV_KEY,
+    MANIFEST,
+    POINTS,
+    Column,
+    ProfileManifest,
+    ProfilePoint,
+    decode_table,
+    prefill_table,
+)
 from penstock.kernel.errors import ConfigError, write_hint
 from penstock.report.csv_file import write_csv
-
-Column = npt.NDArray[np.generic]
 
 
 def write_profile(folder: Path, manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> None:
@@ -38,37 +44,6 @@ def write_profile(folder: Path, manifest: ProfileManifest, points: Sequence[Prof
     except OSError as error:
         hint = write_hint(error, "give another --out")
         raise ConfigError(f"profile {folder} can't be written: {error.strerror}", hint=hint) from error
-
-
-def prefill_table(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> Mapping[str, Column]:
-    """Return Dynamo's prefill table of the picked size: tokens, milliseconds, tokens/s/GPU; empty where none is."""
-    tp = manifest.sizes[0] if manifest.prefill is None else manifest.prefill.tp
-    mine = sorted((p for p in points if p.kind == "prefill" and p.tp == tp), key=lambda p: p.tokens)
-    if not mine:
-        return {}
-    isl = np.asarray([point.tokens for point in mine])
-    seconds = np.asarray([point.mean for point in mine])
-    return {"prefill_isl": isl, "prefill_ttft": 1e3 * seconds, "prefill_thpt_per_gpu": isl / seconds / tp}
-
-
-def decode_table(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> Mapping[str, Column]:
-    """Return Dynamo's decode table: KV use 0..1, tokens, milliseconds, tokens/s/GPU, and the cache's tokens.
-
-    It is empty where the engine does not say how many tokens its cache holds.
-    """
-    tp = manifest.sizes[0] if manifest.decode is None else manifest.decode.tp
-    room = manifest.limits_of(tp).kv_tokens
-    mine = sorted((p for p in points if p.kind == "decode" and p.tp == tp), key=lambda p: (p.context, p.seqs))
-    if not mine or not room:
-        return {}
-    seqs, context, seconds = (np.asarray([getattr(p, name) for p in mine]) for name in ("seqs", "context", "mean"))
-    return {
-        "x_kv_usage": np.minimum(1.0, seqs * context / room),
-        "y_context_length": context,
-        "z_itl": 1e3 * seconds,
-        "z_thpt_per_gpu": seqs / seconds / tp,
-        KV_KEY: np.asarray([room]),
-    }
 
 
 def _write_table(folder: Path, npz: str, plain: str, table: Mapping[str, Column]) -> None:

@@ -7,8 +7,11 @@ those of Dynamo's first profiler (`profile_sla`).
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from penstock.config.files.profile_manifest import PickedSize, ProfilePoint
 from penstock.kernel.values import EngineLimits, RequestShape
+from penstock.planner.performance.interpolators import DecodeInterpolator
 from penstock.planner.policies.load_classic import suggested_thresholds
 
 NEAR = 0.25
@@ -54,7 +57,11 @@ def pick_decode(
     if not mine:
         return None
     limit = math.inf if itl is None else itl
-    met = [point for point in mine if point.mean <= limit]
+    met = [
+        within
+        for tp in sorted({point.tp for point in mine})
+        if (within := _within([point for point in mine if point.tp == tp], context, limit)) is not None
+    ]
     best = max(met, key=lambda p: p.seqs / p.mean / p.tp) if met else min(mine, key=lambda p: p.mean)
     kv = limits[best.tp].kv_tokens if best.tp in limits else None
     upper, lower = kv_bounds(best.seqs, shape, kv)
@@ -69,6 +76,25 @@ def pick_decode(
         lower=lower,
         needs=needs,
     )
+
+
+def _within(points: Sequence[ProfilePoint], context: float, limit: float) -> ProfilePoint | None:
+    """Return the most sequences in flight whose ITL is within the limit, on the line between measured points.
+
+    Args:
+        points: of one size, near the target context.
+    """
+    room = max(point.seqs * point.context for point in points)
+    rows = [(p.seqs * p.context / room, p.context, p.mean, p.seqs / p.mean) for p in points]
+    usage, contexts, seconds, rates = (list(column) for column in zip(*rows, strict=True))
+    curves = DecodeInterpolator(usage, contexts, seconds, rates, room)
+    best = curves.find_best_throughput_per_gpu(limit, context)
+    if not best.met:
+        return None
+    most = max(point.seqs for point in points)
+    seqs = max(1, min(most, math.floor(best.usage * room / context + 1e-6)))
+    itl = min(limit, curves.itl_at(seqs, context))
+    return msgspec.structs.replace(points[0], seqs=seqs, context=context, mean=itl)
 
 
 def queue_bounds(ttft: float, sla: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from penstock.kernel.values import RequestShape
 from penstock.profiler.measurement.engine_probe import EngineProbe, PointKey, ProbeSample
 from penstock.profiler.measurement.sweep_grid import (
     contexts,
+    crossing_of,
     first_of,
     flights,
     in_flight_max,
@@ -46,7 +47,8 @@ class MeasuringBudget(Protocol):
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is swept. ``longest``: context in tokens; None goes by the engine. ``mixed``: passes with both, too."""
+    """What is swept. ``longest``: context in tokens; None goes by the engine. ``mixed``: passes with both, too.
+    ``ttft``, ``itl``: seconds around which the lines are measured more finely; None is nowhere."""
 
     shape: RequestShape[float]
     prefill_granularity: int = 16
@@ -54,6 +56,8 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     longest: int | None = None
     mixed: bool = True
     transfer: bool = False
+    ttft: float | None = None
+    itl: float | None = None
 
     @property
     def isl(self) -> int:
@@ -101,7 +105,9 @@ class Sweep:
         options = self._options
         await self._point(self._key("prefill", tokens=options.isl))
         await self._decode(options.context)
-        await self._line(prompt_lengths(self._longest, options.prefill_granularity, options.isl), self._prompt)
+        await self._line(
+            prompt_lengths(self._longest, options.prefill_granularity, options.isl), self._prompt, options.ttft
+        )
         for context in contexts(self._longest, options.decode_granularity, options.context):
             if context != options.context:
                 await self._decode(context)
@@ -114,10 +120,11 @@ class Sweep:
 
     async def _decode(self, context: int) -> None:
         most = in_flight_max(self._probe.limits, context, OUTPUT)
-        await self._line(flights(most), lambda seqs: self._key("decode", seqs=seqs, context=context))
+        target = self._options.itl if context == self._options.context else None
+        await self._line(flights(most), lambda seqs: self._key("decode", seqs=seqs, context=context), target)
 
-    async def _line(self, grid: list[int], key: Callable[[int], PointKey]) -> None:
-        """Measure some points of a line, and then where it is most uncertain."""
+    async def _line(self, grid: list[int], key: Callable[[int], PointKey], target: float | None) -> None:
+        """Measure some points of a line, then where it is most uncertain, then where it crosses the target."""
         measured: dict[int, tuple[float, float]] = {}
         ahead = first_of(grid)
         while ahead:
@@ -125,12 +132,15 @@ class Sweep:
             point = await self._point(key(place))
             if point is None:  # nor will it be possible to measure a longer prompt, or more in flight
                 grid, ahead = ([each for each in places if each < place] for places in (grid, ahead))
+                target = None
                 if grid and not self._budget.over():
                     ahead.append(grid[-1])  # what the engine can at most is what a planner counts on
             else:
                 measured[place] = (point.mean, point.sd / point.repeats**0.5)
             if not ahead and (worst := most_uncertain(grid, measured)) is not None:
                 ahead.append(worst)
+            elif not ahead and (crossing := crossing_of(measured, target)) is not None:
+                ahead.append(crossing)
 
     async def _point(self, key: PointKey) -> ProfilePoint | None:
         """Measure one point; None where time is up or the engine can't."""
@@ -146,7 +156,7 @@ class Sweep:
                 for _ in range(WARM_UPS):
                     await self._probe.measure(self._prompt(self._options.isl))
                 self._warm = True
-            while not steady(samples) and len(samples) < REPEATS_MAX:
+            while not steady(samples) and len(samples) < REPEATS_MAX and not (samples and self._budget.over()):
                 samples.append(await self._probe.measure(key))
         except EngineError as error:
             self.left_out.append(f"{key}: {error}")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -91,6 +92,20 @@ def most_uncertain(grid: Sequence[int], measured: Mapping[int, tuple[float, floa
         if error > worst:
             worst, place = error, point
     return place
+
+
+def crossing_of(measured: Mapping[int, tuple[float, float]], target: float | None) -> int | None:
+    """Return the point where the line between measured ones meets the target; None where it is known well enough.
+
+    Args:
+        measured: point -> (mean, standard error) in seconds.
+    """
+    for low, high in pairwise(sorted(measured)):
+        first, last = measured[low][0], measured[high][0]
+        if target is not None and first <= target < last and high - low > max(1.0, TOLERANCE * high):
+            at = round(low + (high - low) * (target - first) / (last - first))
+            return min(high - 1, max(low + 1, at))
+    return None
 
 
 def _line(point: int, low: int, high: int, measured: Mapping[int, tuple[float, float]]) -> float:

@@ -1,22 +1,26 @@
 """Dry run of a planner under a trace: the same machine over simulated pools; its decisions, and their cost."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.config.reading.load import resolved_yaml
-from penstock.kernel.machine import SECOND
+from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RequestRecord
+from penstock.planner.journal import planner_book
 from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_report_page import write_planner_report
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import traffic_of, variants_of
 from penstock.runtime.planning.planner_assembly import build_planner
+from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS
+from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.supervision.terminal import this_command
-from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulated_cluster import PLANNER, SimulatedCluster
 
 SHOWN = 20
 """Most decisions printed; the run folder has all."""
@@ -61,12 +65,28 @@ def dry_run(config: str | None, overrides: Sequence[str], trace: Path, *, start_
         good += record.within(slo)
 
     traffic, notes = traffic_of(options)
+    inputs = inputs_of(variant.settings)
+    planner = build_planner(variant.settings, inputs)
+    journal = JournalWriter(folder.path / "journal" / PLANNER, planner_book(planner, inputs), wall_ns=time.time_ns())
+
+    def watch(now: Nanos, name: str, event: Event, effects: Sequence[Effect]) -> None:
+        if name == PLANNER:
+            journal.watch(now, name, event, effects)
+            journal.flush()
+
     cluster = SimulatedCluster(
-        variant.plan, traffic(), planner=build_planner(variant.settings), ticked=ticked, record=ended
+        variant.plan,
+        traffic(),
+        planner=planner,
+        ticked=ticked,
+        record=ended,
+        watch=watch if variant.settings.runs.journal else None,
     )
+    if variant.settings.runs.journal:
+        journal.begin(0)
     cluster.run()
-    records.flush()
-    requests.flush()
+    for file in (records, requests, journal):
+        file.flush()
     report = write_planner_report(folder.path, slo=slo)
     share = f"{100 * good / judged:.2f} %" if judged else "none"
     shown = changes if len(changes) <= SHOWN else [*changes[: SHOWN // 2], "  ...", *changes[-SHOWN // 2 :]]

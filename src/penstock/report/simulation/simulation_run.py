@@ -32,6 +32,7 @@ from penstock.kernel.machine import SECOND, Effect, Event, Nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RequestRecord
 from penstock.page.page_file import write_page
+from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
 from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
@@ -48,11 +49,12 @@ from penstock.report.simulation.simulation_outcome import (
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import router_book
+from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS as TICK_RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder
 from penstock.simulate.effect_handlers import FLEET, ROUTER
-from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock.simulate.simulated_cluster import PLANNER, SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp, checked
 from penstock.traffic.adapter_mix import ADAPTER_KINDS, AdapterMix
 from penstock.traffic.inline_spec import parse
@@ -332,7 +334,10 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         observe=lambda at, row: rows.append({"seconds": at, **row}),
     )
     if keep.journal:
-        for name, book in ((ROUTER, router_book(cluster.router)), (FLEET, fleet_book(cluster.supervisor))):
+        books = {ROUTER: router_book(cluster.router), FLEET: fleet_book(cluster.supervisor)}
+        if planner is not None:
+            books[PLANNER] = planner_book(planner, inputs_of(variant.settings))
+        for name, book in books.items():
             journals[name] = JournalWriter(folder.path / "journal" / name, book, wall_ns=time.time_ns())
             journals[name].begin(0)
             files.append(journals[name])

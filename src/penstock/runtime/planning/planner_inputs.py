@@ -5,8 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config.files.profile_folder import read_profile
-from penstock.config.files.profile_manifest import check_profile
+from penstock.config.files.profile_folder import pool_profile
 from penstock.config.files.timing_files import load_timing
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.engine.self_benchmark import perf_metrics
@@ -14,7 +13,7 @@ from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, RequestShape, Role, WorkerCard
 from penstock.planner.forecast.warm_up import TraceInterval
-from penstock.planner.performance.speed_sources import KnownSpeeds, Profile, SourceName
+from penstock.planner.performance.speed_sources import KnownSpeeds, SourceName
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.traffic.formats.trace_format import reader
 
@@ -33,18 +32,16 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
     Raises:
         ConfigError: a profile, a timing table or a trace can't be read.
     """
-    classic = settings.planner.classic
-    of_all = None if classic.profile is None else read_profile(classic.profile)
     measured: dict[bytes, JsonObject] = {}
     known: dict[str, dict[Role, KnownSpeeds]] = {}
     for model, entry in settings.models.items():
-        for pool in entry.pools.values():
+        for name, pool in sorted(entry.pools.items()):
+            if pool.role in known.get(model, {}):
+                continue  # policies plan the first pool of a role
             metrics: dict[SourceName, JsonObject] = {}
             why_not: dict[SourceName, str] = {}
             described = DESCRIBED.get(pool.sim.timing.kind)
-            profile = _profile(model, pool) or of_all
-            if classic.profile is not None and profile is of_all:
-                check_profile(classic.profile, model, None if _simulated(pool) or pool.attached else pool.engine)
+            profile = pool_profile(model, name, pool, settings.planner.classic.profile)
             if _simulated(pool):
                 metrics["self-benchmark"] = _measured(pool.sim, measured)
             else:
@@ -52,7 +49,7 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
                 if described is not None and not (described == "profile" and profile is not None):
                     metrics[described] = _measured(pool.sim, measured)
             known.setdefault(model, {})[pool.role] = KnownSpeeds(metrics=metrics, profile=profile, why_not=why_not)
-    trace = classic.forecast.warm_up_trace
+    trace = settings.planner.classic.forecast.warm_up_trace
     return PolicyInputs(slo=settings.slo, speeds=known, traces={} if trace is None else {"": rows_of(Path(trace))})
 
 
@@ -65,9 +62,9 @@ def described_speed(settings: ClusterSettings, card: WorkerCard) -> dict[str, fl
         ConfigError: the profile is of another model or engine, or can't be read.
     """
     entry = settings.models.get(card.model)
-    for pool in () if entry is None else entry.pools.values():
+    for name, pool in () if entry is None else entry.pools.items():
         if pool.role == card.role and pool.sim.timing.kind in DESCRIBED:
-            _profile(card.model, pool)
+            pool_profile(card.model, name, pool)
             # The line counts KV blocks, and those are the engine's own.
             block_size = card.block_size or pool.sim.block_size
             fit = _measured(msgspec.structs.replace(pool.sim, block_size=block_size), {})["fit"]
@@ -90,15 +87,6 @@ def rows_of(path: Path) -> list[TraceInterval]:
             f"planner.classic.forecast.warm_up_trace {path} can't be read: {error}",
             hint="name a trace, such as 'penstock trace info' takes it",
         ) from error
-
-
-def _profile(model: str, pool: PoolSettings) -> Profile | None:
-    """Return the profile in a folder that a pool's own timing names, for the policies that interpolate."""
-    timing = pool.sim.timing
-    if timing.kind != "table" or timing.profile is None or not Path(timing.profile).is_dir():
-        return None
-    check_profile(timing.profile, timing.model or model, None if _simulated(pool) or pool.attached else pool.engine)
-    return read_profile(timing.profile)
 
 
 def _simulated(pool: PoolSettings) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.config.derived.engine_flags import PP_SIZE, TP_SIZE
 from penstock.kernel.values import TIERS_LABEL, HandoffProtocol, JsonObject, WorkerCard
 from penstock.router.events import Handoff
 
@@ -22,8 +23,6 @@ Fields = JsonObject
 
 _ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
 _NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")
-TP_SIZE, PP_SIZE = "tp_size", "pp_size"
-"""Labels of an engine's tensor-parallel and pipeline-parallel sizes; 1 where they are absent."""
 TIERS = TIERS_LABEL
 """Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
 TIER_SOCKET = "kv_tier_socket"
