@@ -305,7 +305,7 @@ RELEASES = {
 
 
 class Exposed:
-    """A frontend or router of Dynamo as a Prometheus scrapes it; between two scrapes a hundred requests come and end."""
+    """A frontend or router of Dynamo as it is scraped; between two scrapes a hundred requests come and end."""
 
     def __init__(self, prefix: str, series: tuple[str, ...], labels: str) -> None:
         self.prefix, self.series, self.labels = prefix, series, labels

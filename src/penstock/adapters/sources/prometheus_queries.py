@@ -20,8 +20,8 @@ MARKERS = {
     "frontend": ("model_ready", "model_context_length", "model_kv_cache_block_size", "requests_total"),
     "router": ("worker_registered", "requests_total"),
 }
-"""Series that stand in every scrape; one of them is enough. ``model_ready`` is of frontends from 1.5 on; the gauges of a
-model's card, which come when a worker registers, are of all from 1.0 on, and so is a counter once a request has come."""
+"""Series that stand in every scrape; one of them is enough. Frontends have ``model_ready`` from 1.5 on; all from 1.0 on
+have the gauges of a model's card, once a worker has registered, and the counter, once a request has come."""
 FRONTEND_HAS = ("input", "output", "ttft", "itl", "duration", "cached")
 ROUTER_HAS = ("input", "output", "ttft", "itl", "hits")
 
