@@ -196,7 +196,7 @@ def test_rows_out_of_order_are_sliced_by_their_times(penstock, tmp_path):
     found = json.loads(penstock("trace", "info", "t.jsonl", "--json").output)
     assert found["bound"] == 0.45
     assert penstock("trace", "scale", "t.jsonl", "p.jsonl", "--target-rate", "1.5").exit_code == 0
-    assert read("p.jsonl")[0].at == 6.0
+    assert [read("p.jsonl")[0].at, read("p.jsonl")[-1].at] == [0.0, 6.0]
 
 
 def test_a_place_that_can_not_be_written_is_named(penstock, tmp_path):

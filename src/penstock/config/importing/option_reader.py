@@ -3,8 +3,8 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import yaml
