@@ -137,13 +137,11 @@ def test_no_rate_is_a_thousandfold_in_silence(
         found = rate_of(trace)
     except ConfigError as error:
         assert not mooncake and "--trace-time-unit s or ms" in str(error) and "t.csv" in str(error)
-        assert rate_of(reader(None, lines, time_unit=unit)) == pytest.approx(true_rate(times), rel=0.05)
+        assert 0.5 < rate_of(reader(None, lines, time_unit=unit)) / true_rate(times) < 2.0
         return
-    if found != pytest.approx(true_rate(times), rel=0.05):
+    if not 0.5 < found / true_rate(times) < 2.0:  # whole seconds of a fast trace are coarse
         # A Mooncake trace is in milliseconds by its documentation: whole seconds can't be told from them.
-        assert (mooncake and any("--trace-time-unit" in note for note in trace.notes)) or (
-            whole and unit == "s" and mooncake
-        )
+        assert mooncake and any("--trace-time-unit" in note for note in trace.notes)
 
 
 @given(
