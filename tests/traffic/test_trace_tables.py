@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic.formats import arrival_rows
+from penstock.traffic.formats import timed_rows
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit, plain_name, split_unit
 from penstock.traffic.formats.trace_format import guess, reader
 from penstock.traffic.formats.trace_rows import BadRow, TraceRequests
@@ -75,7 +75,7 @@ def test_older_formats_are_sorted_too(format_name: Any) -> None:
 
 
 def test_a_row_that_comes_later_than_the_window_is_a_bad_one_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival_rows.ArrivalRows, "window", 3)
+    monkeypatch.setattr(timed_rows.TimedRows, "window", 3)
     lines = lined("burstgpt", ["1", "3", "2", "5", "4", "6", "7", "0.5"])
     with pytest.raises(BadRow, match=r"line 9, field Timestamp: it comes more than 3 rows too late"):
         list(reader("burstgpt", lines))

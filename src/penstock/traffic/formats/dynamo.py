@@ -10,8 +10,8 @@ Source: NVIDIA Dynamo's request trace reference, schema version 1.
 from typing import Any, ClassVar
 
 from penstock.kernel.values import JsonObject
-from penstock.traffic.formats.arrival_rows import Arrival, ArrivalRows
 from penstock.traffic.formats.time_units import TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import RowProblem, hashes_of, number_of, object_of, tokens_of
 from penstock.traffic.traffic_request import TrafficRequest
 
@@ -19,7 +19,7 @@ SCHEMA = "dynamo.request.trace.v1"
 OTHER_EVENTS = ("request_payload", "tool_start", "tool_end", "tool_error")
 
 
-class DynamoTrace(ArrivalRows):
+class DynamoTrace(TimedRows):
     """Iterate over the requests of a trace, in order of arrival; ``at`` counts from the first of them."""
 
     format = "dynamo"
@@ -35,7 +35,7 @@ class DynamoTrace(ArrivalRows):
             return False
         return row.get("schema") == SCHEMA
 
-    def _arrival(self, item: Any) -> Arrival | None:
+    def _arrival(self, item: Any) -> TimedRow | None:
         row = _event(object_of(item))
         event = row.get("event_type")
         if event in OTHER_EVENTS:
@@ -57,7 +57,7 @@ class DynamoTrace(ArrivalRows):
             self.unanswered += 1
             return None
         arrived = TrafficRequest(at=0.0, isl=isl, osl=osl, hash_ids=ids, block_size=size, session=session)
-        return Arrival(at=received, end=ended, request=arrived)
+        return TimedRow(at=received, end=ended, request=arrived)
 
 
 def _event(row: JsonObject) -> JsonObject:

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.kernel.values import JsonObject
-from penstock.traffic.formats.arrival_rows import Arrival, ArrivalRows
 from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
     Lines,
     RowProblem,
@@ -31,12 +31,12 @@ TIME_MOST = 1e19
 """Nanoseconds since 1970 are below it."""
 
 
-class MooncakeTrace(ArrivalRows):
+class MooncakeTrace(TimedRows):
     """Iterate over the requests of a trace, in order of arrival; ``at`` counts from 0 of its clock.
 
     Args:
         block_size: tokens per hash id, where a row does not say it.
-        lines, time_unit, name, skip_bad: see `ArrivalRows`.
+        lines, time_unit, name, skip_bad: see `TimedRows`.
     """
 
     format = "mooncake"
@@ -67,7 +67,7 @@ class MooncakeTrace(ArrivalRows):
         except RowProblem:
             return False
 
-    def _arrival(self, item: Any) -> Arrival:
+    def _arrival(self, item: Any) -> TimedRow:
         row = object_of(item)
         if self.rows == 1 and row.get("time_unit") in PER_SECOND:
             self.unit = row["time_unit"]
@@ -102,7 +102,7 @@ class MooncakeTrace(ArrivalRows):
             program=program,
             kind=kind,
         )
-        return Arrival(at=at, request=request, think=pause)
+        return TimedRow(at=at, request=request, think=pause)
 
 
 def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:

@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.kernel.hashing import chain
 from penstock.kernel.request_record import RequestRecord
-from penstock.traffic.formats.arrival_rows import Arrival, ArrivalRows
 from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import Lines, RowProblem, object_of, tokens_of
 from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
 
@@ -25,7 +25,7 @@ MODEL = "trace"
 _decode = msgspec.json.Decoder(RequestRecord).decode
 
 
-class RunRecordsTrace(ArrivalRows):
+class RunRecordsTrace(TimedRows):
     """Iterate over the requests of a run, in order of arrival; ``at`` counts from the start of the run.
 
     Args:
@@ -54,7 +54,7 @@ class RunRecordsTrace(ArrivalRows):
         except RowProblem:
             return False
 
-    def _arrival(self, item: Any) -> Arrival | None:
+    def _arrival(self, item: Any) -> TimedRow | None:
         try:
             record = _decode(item)
         except msgspec.ValidationError as error:
@@ -81,7 +81,7 @@ class RunRecordsTrace(ArrivalRows):
             kind=record.service_class,
         )
         end = None if record.e2e is None else record.arrival + record.e2e
-        return Arrival(at=record.arrival, end=end, request=request)
+        return TimedRow(at=record.arrival, end=end, request=request)
 
 
 def record_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:

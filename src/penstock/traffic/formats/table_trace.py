@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock.traffic.formats.arrival_rows import Arrival, ArrivalRows
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
     BadRow,
     Lines,
@@ -36,14 +36,14 @@ _PART = TrafficRequest(at=0.0, isl=1, osl=1)
 """Stands for a span that is no request."""
 
 
-class TableTrace(ArrivalRows):
+class TableTrace(TimedRows):
     """Iterate over the requests of a trace, in order of arrival; ``at`` counts from the first of them.
 
     Args:
         table: of its format.
         header: of a CSV file, whose line ``lines`` still has; ``delimiter``: of its cells.
         block_size: tokens per hash id, where a row does not say it.
-        lines, time_unit, name, skip_bad: see `ArrivalRows`.
+        lines, time_unit, name, skip_bad: see `TimedRows`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TableTrace(ArrivalRows):
 
     # --- one row ------------------------------------------------------------------------------------------------------
 
-    def _arrival(self, item: Any) -> Arrival | None:
+    def _arrival(self, item: Any) -> TimedRow | None:
         if isinstance(item, RowProblem):
             raise item
         table = self._table
@@ -93,7 +93,7 @@ class TableTrace(ArrivalRows):
         at = self._at(row, table)
         span, inside = _name(row, table.span), _name(row, table.inside)
         if row.get("passed"):
-            return Arrival(at=at, request=_PART, counts=False, span=span, inside=inside)
+            return TimedRow(at=at, request=_PART, counts=False, span=span, inside=inside)
         lengths = self._lengths(row, table)
         if lengths is None:
             self.unanswered += 1
@@ -102,7 +102,7 @@ class TableTrace(ArrivalRows):
         if "note" in row and row["note"] not in self.notes:
             self.notes.append(row["note"])
         lasted, raw = self._lasted(row, table)
-        return Arrival(
+        return TimedRow(
             at=at,
             end=self._moment(row, table.end, at),
             lasted=lasted,

@@ -1,6 +1,6 @@
 """`Rows`: base of the trace readers: yields what each row means, and raises or counts the bad ones.
 
-A class over `Rows` says what one row means; those of requests are over `arrival_rows`, and each is a `TraceRequests`.
+A class over `Rows` says what one row means; those of requests are over `timed_rows`, and each is a `TraceRequests`.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""`ArrivalRows`: reads requests in order of arrival, whatever order their rows have, with sessions, turns and pauses.
+"""`TimedRows`: reads requests in order of arrival, whatever order their rows have, with sessions, turns and pauses.
 
 Rows are kept until they can be dealt in order: a log of ended requests whole, other traces in a window of rows, so that
 a trace of weeks does not fill the memory. Times are read in the trace's own unit, which its first window decides.
@@ -31,7 +31,7 @@ WINDOW = 200_000
 _DECIMALS = 9
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class TimedRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row: a request whose time, turn and pause are not known yet, and what says them.
 
     Args:
@@ -57,7 +57,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = True
 
 
-class ArrivalRows(Rows[Arrival]):
+class TimedRows(Rows[TimedRow]):
     """Iterate over the requests of a trace, in order of arrival.
 
     Args:
@@ -92,7 +92,7 @@ class ArrivalRows(Rows[Arrival]):
         self._lasted_per_second: float | None = None
 
     def __iter__(self) -> Iterator[TrafficRequest]:
-        waiting: list[tuple[int | float, int, Arrival]] = []
+        waiting: list[tuple[int | float, int, TimedRow]] = []
         for number, arrival in enumerate(self.good()):
             heapq.heappush(waiting, (arrival.at, number, arrival))
             if self.window is not None and len(waiting) > self.window:
@@ -100,17 +100,17 @@ class ArrivalRows(Rows[Arrival]):
         while waiting:
             yield from self._dealt(waiting)
 
-    def _row(self, item: Any) -> Arrival | None:
+    def _row(self, item: Any) -> TimedRow | None:
         arrival = self._arrival(item)
         if arrival is not None and self._latest is not None and arrival.at < self._latest:
             raise RowProblem(self.time_field, arrival.at, f"it comes more than {self.window:,} rows too late")
         return arrival
 
-    def _arrival(self, item: Any) -> Arrival | None:
+    def _arrival(self, item: Any) -> TimedRow | None:
         """Return what a row means, or None where it is no request; raise `RowProblem` where it is bad."""
         raise NotImplementedError
 
-    def _dealt(self, waiting: list[tuple[int | float, int, Arrival]]) -> Iterator[TrafficRequest]:
+    def _dealt(self, waiting: list[tuple[int | float, int, TimedRow]]) -> Iterator[TrafficRequest]:
         if self._latest is None:
             self._begin([arrival for _, _, arrival in waiting])
         at, _, arrival = heapq.heappop(waiting)
@@ -127,7 +127,7 @@ class ArrivalRows(Rows[Arrival]):
 
     # --- clock --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, first: list[Arrival]) -> None:
+    def _begin(self, first: list[TimedRow]) -> None:
         """Decide what the first window says of the clock."""
         counted = [each for each in first if each.counts]
         if not counted:
@@ -143,7 +143,7 @@ class ArrivalRows(Rows[Arrival]):
             unit = unit_of_durations(raw)
             self._lasted_per_second = None if unit is None else PER_SECOND[unit]
 
-    def _clock_of(self, counted: list[Arrival], raw: list[tuple[float, int]]) -> TraceClock:
+    def _clock_of(self, counted: list[TimedRow], raw: list[tuple[float, int]]) -> TraceClock:
         if self._given_unit is not None:
             return TraceClock(self._given_unit, f"as {FLAG} says")
         if self.unit is not None:
@@ -161,7 +161,7 @@ class ArrivalRows(Rows[Arrival]):
             return float(value)
         return round((value - self._zero) / self._per_second, _DECIMALS)
 
-    def _end(self, arrival: Arrival, at: float) -> float | None:
+    def _end(self, arrival: TimedRow, at: float) -> float | None:
         if arrival.end is not None:
             return self._seconds(arrival.end)
         if arrival.lasted is None:
@@ -178,7 +178,7 @@ class ArrivalRows(Rows[Arrival]):
         self._roots[id] = root
         return root
 
-    def _is_request(self, arrival: Arrival) -> bool:
+    def _is_request(self, arrival: TimedRow) -> bool:
         """Tell whether a row is a request, and no part of another one."""
         if arrival.span is None:
             return arrival.counts
