@@ -101,7 +101,7 @@ def rows_of(path: Path) -> list[TraceInterval]:
     for note in trace.notes:
         log.warning("the warm-up trace %s: %s", path, note)
     if trace.skipped:
-        log.warning("the warm-up trace %s has %d bad rows, such as: %s", path, trace.skipped, trace.errors[0])
+        log.warning("the warm-up trace %s has bad rows (%d), such as: %s", path, trace.skipped, trace.errors[0])
     return rows
 
 

@@ -108,7 +108,7 @@ class TableTrace(TimedRows):
             lasted=lasted,
             lasted_raw=raw,
             request=self._request(row, table, prompt, answer),
-            id=_name(row, table.id) if table.parent else None,
+            id=_name(row, table.id) if table.parent and value_of(row, table.session)[1] is None else None,
             parent=None if value_of(row, table.parent)[1] in table.roots else _name(row, table.parent),
             span=span,
             inside=inside,

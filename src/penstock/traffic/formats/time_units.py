@@ -30,6 +30,8 @@ GAP_MOST = 3_600.0
 RATE_USUAL = 50.0
 """Requests per second above which times with decimals are seconds: no clock of milliseconds has any."""
 DOCUMENTED = "as the format documents"
+RATE_DOUBTED = 10.0
+"""Requests per second above which milliseconds that only the documentation says are said aloud."""
 _SUFFIXES: dict[str, TimeUnit] = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
     **dict.fromkeys(("ms", "msec", "millis", "millisecond", "milliseconds"), "ms"),
@@ -136,7 +138,7 @@ def doubt(clock: TraceClock, evidence: ClockEvidence) -> str | None:
     """Return what is to be said of a clock aloud; None where nobody can doubt it."""
     if not clock.sure:
         return f"times are read as {clock}; {FLAG} says another unit"
-    fast = 0.0 < evidence.gap < PER_SECOND["ms"] / RATE_USUAL
+    fast = 0.0 < evidence.gap < PER_SECOND["ms"] / RATE_DOUBTED
     if clock.unit == "ms" and clock.why == DOCUMENTED and (fast or evidence.decimal):
         return f"times are read as {clock}: {_rates(evidence, 'ms')}; {FLAG} s reads seconds"
     return None

@@ -6,9 +6,8 @@ a trace of weeks does not fill the memory. Times are read in the trace's own uni
 
 import heapq
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.traffic.formats.time_units import (
@@ -31,7 +30,7 @@ WINDOW = 200_000
 _DECIMALS = 9
 
 
-class TimedRow(msgspec.Struct, frozen=True, kw_only=True):
+class TimedRow(NamedTuple):
     """One row: a request whose time, turn and pause are not known yet, and what says them.
 
     Args:
@@ -135,13 +134,13 @@ class TimedRows(Rows[TimedRow]):
         raw = [(each.lasted or 0.0, each.request.osl) for each in counted if each.lasted_raw]
         if self.timed:
             clock = self._clock_of(counted, raw)
-            self._per_second = PER_SECOND[clock.unit]
+            self._per_second = float(PER_SECOND[clock.unit])
             least = min(each.at for each in counted)
             dated = self._given_unit is None and self.unit is None and unit_of_epoch(least) is not None
             self._zero = least if self.from_first or dated else 0
         if raw:
             unit = unit_of_durations(raw)
-            self._lasted_per_second = None if unit is None else PER_SECOND[unit]
+            self._lasted_per_second = None if unit is None else float(PER_SECOND[unit])
 
     def _clock_of(self, counted: list[TimedRow], raw: list[tuple[float, int]]) -> TraceClock:
         if self._given_unit is not None:

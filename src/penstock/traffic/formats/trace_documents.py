@@ -17,11 +17,11 @@ CHAT_BLOCK = 16
 ESTIMATED = f"lengths are estimated from the text, {LETTERS_PER_TOKEN} letters to the token"
 """Note of rows without token counts."""
 CHUNKS = "answers without token counts count one token for each chunk of their stream"
-OTEL_PROMPT = (
+OTEL_PROMPT: tuple[str, ...] = (
     *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
     *("llm.token_count.prompt", "llm.usage.prompt_tokens"),
 )
-OTEL_ANSWER = (
+OTEL_ANSWER: tuple[str, ...] = (
     *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
     *("llm.token_count.completion", "llm.usage.completion_tokens"),
 )

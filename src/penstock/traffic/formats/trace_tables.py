@@ -67,7 +67,7 @@ class TraceTable:
     session: tuple[str, ...] = ()
     id: tuple[str, ...] = ()
     parent: tuple[str, ...] = ()
-    roots: tuple[object, ...] = (None, "", -1, "-1")
+    roots: tuple[object, ...] = (None, "", -1, "-1", "null", "None")
     kind: tuple[str, ...] = ()
     kinds: Mapping[str, str] | None = None
     hash_ids: tuple[str, ...] = ()
