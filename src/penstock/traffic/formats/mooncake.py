@@ -18,6 +18,7 @@ from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
 from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
+    TIME_MOST,
     Lines,
     RowProblem,
     hashes_of,
@@ -26,9 +27,6 @@ from penstock.traffic.formats.trace_rows import (
     tokens_of,
 )
 from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
-
-TIME_MOST = 1e19
-"""Nanoseconds since 1970 are below it."""
 
 
 class MooncakeTrace(TimedRows):

@@ -11,6 +11,7 @@ from penstock.kernel.values import JsonObject
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
 from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
+    TIME_MOST,
     BadRow,
     Lines,
     RowProblem,
@@ -26,9 +27,7 @@ from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
 
 DELIMITERS = ",;\t"
 HEAD = 20
-"""Lines whose fields are those of a trace with named columns."""
-TIME_MOST = 1e19
-"""Nanoseconds since 1970 are below it."""
+"""Lines that show a trace's format, and the fields of one with named columns."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NANOSECONDS = PER_SECOND["ns"]
 _DECIMALS = 9

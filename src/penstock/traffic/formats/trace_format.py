@@ -21,7 +21,7 @@ from penstock.kernel.values import JsonObject
 from penstock.traffic.formats.dynamo import DynamoTrace
 from penstock.traffic.formats.mooncake import MooncakeTrace, mooncake_lines
 from penstock.traffic.formats.run_records import RunRecordsTrace, record_lines
-from penstock.traffic.formats.table_trace import has, header_of, names_of, table_trace
+from penstock.traffic.formats.table_trace import HEAD, has, header_of, names_of, table_trace
 from penstock.traffic.formats.time_units import TimeUnit
 from penstock.traffic.formats.trace_rows import Lines, RowProblem, TraceRequests, object_of, text_of
 from penstock.traffic.formats.trace_tables import TABLES, Container, plain_table
@@ -45,8 +45,6 @@ Format = Literal[
 ]
 Written = Literal["mooncake", "records"]
 """Formats that a trace can be written in: those that keep what is known of prefixes."""
-HEAD = 20
-"""Lines that are enough for `guess`."""
 PLAIN: Mapping[str, Container] = {"jsonl": "json", "csv": "csv"}
 """Formats whose columns are known by their names alone."""
 _TABLES = {table.format: table for table in TABLES}

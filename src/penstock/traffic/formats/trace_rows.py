@@ -16,6 +16,8 @@ from penstock.traffic.traffic_request import TrafficRequest
 ERRORS_MAX = 10
 """Skipped rows that are kept with their reason; all are counted."""
 TOKENS_MOST = 1 << 31
+TIME_MOST = 1e19
+"""Nanoseconds since 1970 are below it."""
 SIZES = tuple(1 << power for power in range(3, 13))
 """Sizes of blocks, one of which is named where a prompt's ids don't fit the size that was taken."""
 
