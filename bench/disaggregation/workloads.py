@@ -9,8 +9,8 @@ from pathlib import Path
 from plan import MAX_LEN, Work
 
 from penstock.traffic import trace_slices
-from penstock.traffic.formats.azure import AzureTrace
 from penstock.traffic.formats.mooncake import MooncakeTrace
+from penstock.traffic.formats.trace_format import reader
 from penstock.traffic.lengths import Lognormal
 from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Plain, agent, plain
@@ -41,7 +41,7 @@ def requests_of(work: Work, rate: float, seed: int, traces: Path | None, count: 
 def _parts(path: Path) -> list[Sequence[TrafficRequest]]:
     """Deal a trace into three: conversations from end to end where hash ids tell them, else stretches of time."""
     with path.open("rb") as lines:
-        rows = list(AzureTrace(lines) if path.suffix == ".csv" else MooncakeTrace(lines))
+        rows = list(reader("azure", lines) if path.suffix == ".csv" else MooncakeTrace(lines))
     fits = [one for one in trace_slices.spread_ties(rows) if one.isl + one.osl <= MAX_LEN]
     if all(one.hash_ids for one in fits):
         return list(trace_slices.deal_conversations(fits, 3))

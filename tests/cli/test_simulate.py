@@ -194,6 +194,22 @@ def test_bad_rows_are_named_by_file_and_line_or_counted(tmp_path: Path) -> None:
     assert found["requests"]["ok"] == 3 and "1 bad row of the trace" in found["notes"][0]
 
 
+def test_what_was_taken_for_granted_of_a_trace_is_said(tmp_path: Path) -> None:
+    result = {"input_lens": [50] * 30, "output_lens": [5] * 29 + [0], "errors": [""] * 29 + ["timeout"]}
+    (tmp_path / "vllm.json").write_text(json.dumps(result))
+    found = variants(tmp_path / "runs", "--trace", str(tmp_path / "vllm.json"), "--rate", "3", "--no-html")[0]
+    assert found["requests"]["ok"] == 29 and 4 < found["simulated_s"] < 25
+    assert "at 3 per second, as --rate says" in found["notes"][0]
+    assert found["notes"][1] == "left out: 1 request of the trace without an answer"
+    rows = "".join(f"{n * 0.4:.1f},50,5\n" for n in range(30))
+    (tmp_path / "t.csv").write_text(f"timestamp,prompt_tokens,output_tokens\n{rows}")
+    found = variants(tmp_path / "runs", "--trace", str(tmp_path / "t.csv"), "--no-html")[0]
+    assert "times are read as seconds" in found["notes"][0] and 11 < found["simulated_s"] < 14
+    forced = ("--trace-time-unit", "ms", "--no-html")
+    found = variants(tmp_path / "runs", "--trace", str(tmp_path / "t.csv"), *forced)[0]
+    assert "times are" not in str(found["notes"]) and found["simulated_s"] < 2
+
+
 def test_arrivals_and_lengths_are_those_that_were_asked_for(tmp_path: Path) -> None:
     asked = ("--workload", "fixed", "--prompt", "100", "--answer", "10", "--rate", "5", "--duration", "40", "--no-html")
     steady = variants(tmp_path, *asked)[0]

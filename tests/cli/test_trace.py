@@ -196,7 +196,7 @@ def test_rows_out_of_order_are_sliced_by_their_times(penstock, tmp_path):
     found = json.loads(penstock("trace", "info", "t.jsonl", "--json").output)
     assert found["bound"] == 0.45
     assert penstock("trace", "scale", "t.jsonl", "p.jsonl", "--target-rate", "1.5").exit_code == 0
-    assert read("p.jsonl")[0].at == 6.0
+    assert [read("p.jsonl")[0].at, read("p.jsonl")[-1].at] == [0.0, 6.0]
 
 
 def test_a_place_that_can_not_be_written_is_named(penstock, tmp_path):
@@ -272,3 +272,49 @@ def test_the_public_archive_is_read_whole(penstock, traces):
     found = json.loads(penstock("trace", "info", str(traces / "servegen" / "m-large.tar.xz"), "--json").output)
     assert (found["clients"], found["clients_with_lengths"], found["span_s"]) == (162, 12, 14 * 86_400.0)
     assert found["requests_per_s"] == pytest.approx(195.8, abs=0.1)
+
+
+CHATS = [
+    {
+        "id": f"c{number}",
+        "conversations": [{"from": "human", "value": "why " * 50}, {"from": "gpt", "value": "so " * 40}],
+    }
+    for number in range(30)
+]
+
+
+def test_a_trace_without_times_gets_them_by_a_rate_and_never_by_itself(penstock, tmp_path):
+    (tmp_path / "chats.json").write_text(json.dumps(CHATS, indent=2))
+    result = penstock("trace", "info", "chats.json")
+    assert result.output.startswith("chats.json: sharegpt, 30 rows, 30 requests.\nIt says no times:")
+    assert "Note: lengths are estimated from the text, 4 letters to the token." in result.output
+    for words in (["convert", "chats.json", "o.jsonl"], ["slice", "chats.json", "o.jsonl"]):
+        result = penstock("trace", *words)
+        assert result.exit_code == 2 and "has no times" in result.output and "--target-rate" in result.output
+        assert not (tmp_path / "o.jsonl").exists()
+    result = penstock("trace", "convert", "chats.json", "o.jsonl", "--target-rate", "2", "--seed", "3")
+    assert result.exit_code == 0 and "Note: lengths are estimated" in result.output
+    found = read("o.jsonl")
+    assert 29 / found[-1].at == pytest.approx(2.0, rel=0.5) and {each.isl for each in found} == {50}
+    assert {each.session for each in found} == {chat["id"] for chat in CHATS}
+
+
+def test_a_unit_that_was_concluded_is_said_and_one_that_can_not_be_is_asked_for(penstock, tmp_path):
+    head = "timestamp,prompt_tokens,completion_tokens\n"
+    (tmp_path / "s.csv").write_text(head + "".join(f"{n * 0.37:.2f},900,50\n" for n in range(40)))
+    result = penstock("trace", "info", "s.csv")
+    assert "Note: times are read as seconds, since in milliseconds they are 2,703 requests/s" in result.output
+    (tmp_path / "open.csv").write_text(head + "".join(f"{n * 370},900,50\n" for n in range(40)))
+    result = penstock("trace", "info", "open.csv")
+    assert result.exit_code == 2 and "--trace-time-unit s or ms" in result.output
+    result = penstock("trace", "convert", "open.csv", "o.jsonl", "--trace-time-unit", "ms")
+    assert "over 14.4 s, 2.70 per second" in result.output
+    assert "40 requests over 14.4 s" in penstock("trace", "info", "o.jsonl").output
+
+
+def test_columns_are_named_by_a_flag_which_is_checked(penstock, tmp_path):
+    (tmp_path / "t.csv").write_text("when_ms,in,out\n5,10,3\n1005,20,4\n")
+    columns = "at=when_ms,prompt=in,answer=out"
+    assert "csv, 2 rows, 2 requests over 1.0 s" in penstock("trace", "info", "t.csv", "--trace-columns", columns).output
+    result = penstock("trace", "info", "t.csv", "--trace-columns", "when=when_ms")
+    assert result.exit_code == 2 and "'when=when_ms' names no column (WHAT=NAME, of at, end, lasted" in result.output

@@ -60,6 +60,7 @@ def test_a_command_line_becomes_settings_that_load(tmp_path: Path) -> None:
         ),
         ("--router-mode kv --router-kv-overlap-score-credit-decay 0", {"mode": "kv"}),
         ("--http-port 1", {"mode": "round_robin"}),
+        ("--router-mode kv --no-durable-kv-events --router-snapshot-threshold 9", {"mode": "kv"}),
     ],
 )
 def test_what_is_said_and_what_is_implied(words: str, expected: dict[str, object]) -> None:
@@ -80,6 +81,14 @@ def test_what_is_said_and_what_is_implied(words: str, expected: dict[str, object
 def test_a_value_that_is_a_constant_here_is_left_out(words: str, why: str) -> None:
     (one,) = import_options(f"frontend --router-mode kv {words}").left
     assert one.why == why
+
+
+@pytest.mark.parametrize("flag", ["--durable-kv-events", "--router-durable-kv-events"])
+def test_durable_events_are_jetstream(flag: str) -> None:
+    found = import_options(f"python -m dynamo.frontend {flag} --router-snapshot-threshold 1000000 --event-plane nats")
+    assert found.settings["discovery"] == {"kv_events": "jetstream", "plane": "nats"}
+    (threshold,) = found.left
+    assert threshold.option == "--router-snapshot-threshold" and "2,000 batches" in threshold.why
 
 
 def test_a_number_that_our_setting_does_not_take_is_named() -> None:

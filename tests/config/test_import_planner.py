@@ -338,10 +338,14 @@ def external(**plugin: Any) -> dict[str, Any]:
         ({"ttft_ms": -3}, "ttft_ms", "slo.ttft"),
         ({"ttft_ms": math.nan}, "ttft_ms", "slo.ttft"),
         ({"mode": "both"}, "mode", "it takes one of disagg"),
-        ({"environment": "kubernetes"}, "environment", "no connector for Kubernetes"),
+        ({"environment": "nomad"}, "environment", "it takes kubernetes, virtual, local or global-planner"),
         ({"max_gpu_budget": 1.5}, "max_gpu_budget", "no whole number"),
         ({"enable_load_scaling": True}, "enable_load_scaling", "without effect"),
-        ({"throughput_metric_source": "router"}, "throughput_metric_source", "did you mean throughput_metrics_source"),
+        (
+            {"throughput_metric_source": "router", "mode": "agg"},
+            "throughput_metric_source",
+            "did you mean throughput_metrics_source",
+        ),
         ({"total_gpu_power_limit": 300}, "total_gpu_power_limit", "enable_power_awareness is false"),
         ({"decode_engine_num_gpu": 4}, "decode_engine_num_gpu", "models.NAME.pools.POOL.gpus: 4"),
         (external(**{**PLUGIN, "plugin_type": "cook"}), "scheduling.external_plugins", "stage"),
@@ -362,6 +366,131 @@ def test_only_what_can_not_be_read_is_an_error(text: str, tmp_path: Path) -> Non
         import_options(text)
     (tmp_path / "f").write_text(text)
     assert CliRunner().invoke(cli, ["config", "import", str(tmp_path / "f")]).exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("throughput_metric_source: router\n", "did you mean throughput_metrics_source"),
+        ('{"foo": 1, "bar": 2}', "foo, bar"),
+        ("python -m dynamo.vllm --model m --tensor-parallel-size 2", "--model"),
+        ("apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: 3}\n", "apiVersion, kind, spec"),
+        ("kind: DynamoGraphDeployment\nspec: {services: {Worker: {componentType: worker}}}\n", "Worker"),
+        ("kind: DynamoGraphDeployment\nspec: {}\n", "no frontend and no planner"),
+    ],
+)
+@pytest.mark.parametrize("generation", [None, "planner-config"])
+def test_what_nothing_is_known_of_is_an_error_and_not_a_set_of_defaults(
+    text: str, names: str, generation: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        import_options(text, generation)
+    assert names in str(caught.value)
+    (tmp_path / "f").write_text(text)
+    done = CliRunner().invoke(cli, ["config", "import", str(tmp_path / "f")])
+    assert done.exit_code != 0 and "planner:" not in done.stdout
+
+
+def test_kubernetes_is_our_connector_and_its_prometheus_the_one_of_the_cluster(tmp_path: Path) -> None:
+    imported = import_options("environment: kubernetes\nnamespace: team-chat\n")
+    settings = accepted(imported, tmp_path)
+    assert (settings.connector, settings.source, settings.kubernetes.target) == ("kubernetes", "prometheus", None)
+    assert settings.prometheus.url.startswith("http://prometheus-kube-prometheus-prometheus.monitoring")
+    assert settings.prometheus.namespace == "team-chat"
+    assert "metric_pulling_prometheus_endpoint" in {told.option for told in imported.notes if told.implied}
+    classic = import_options("planner_sla --environment=kubernetes --adjustment-interval=60 --no-correction")
+    assert accepted(classic, tmp_path).connector == "kubernetes"
+    ours = import_options("environment: kubernetes\nmetric_pulling_prometheus_endpoint: http://p:9090\n")
+    assert accepted(ours, tmp_path).prometheus.url == "http://p:9090"
+
+
+PLANNED = {"environment": "kubernetes", "optimization_target": "sla", "ttft_ms": 300, "max_gpu_budget": 16}
+FRONTEND_ARGS = ["--router-mode", "kv", "--router-temperature", "0.5"]
+PLANNER_ARGS = ["--config", json.dumps(PLANNED)]
+
+
+def manifest(version: str, frontend: dict[str, Any], planner: dict[str, Any]) -> dict[str, Any]:
+    """A graph of either version; the two programs' ``command``, ``args`` and ``env``."""
+    worker: dict[str, Any] = {"args": ["--model", "m"]}
+    parts = {"Frontend": ("frontend", frontend), "Planner": ("planner", planner), "VllmWorker": ("worker", worker)}
+    spec: dict[str, Any]
+    if version == "v1alpha1":
+        spec = {
+            "services": {
+                name: {"componentType": kind, "extraPodSpec": {"mainContainer": {"image": "i", **container}}}
+                for name, (kind, container) in parts.items()
+            }
+        }
+    else:
+        side = {"name": "sidecar", "args": ["--router-mode", "random"]}
+        spec = {
+            "components": [
+                {"name": name, "type": kind, "podTemplate": {"spec": {"containers": [side, {"name": "main", **c}]}}}
+                for name, (kind, c) in parts.items()
+            ]
+        }
+    metadata = {"name": "chat", "namespace": "team"}
+    return {
+        "apiVersion": f"nvidia.com/{version}",
+        "kind": "DynamoGraphDeployment",
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+SHELL = {"command": ["/bin/sh", "-c"], "args": ["python3 -m dynamo.frontend " + " ".join(FRONTEND_ARGS)]}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "arguments": ({"args": FRONTEND_ARGS}, {"command": ["python3", "-m", "dynamo.planner"], "args": PLANNER_ARGS}),
+    "a shell": (SHELL, {"command": ["python3", "-m", "dynamo.planner", *PLANNER_ARGS]}),
+    "environment": (
+        {"env": [{"name": "DYN_ROUTER_MODE", "value": "kv"}, {"name": "DYN_ROUTER_TEMPERATURE", "value": "0.5"}]},
+        {"args": PLANNER_ARGS, "env": [{"name": "SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+    ),
+    "a ConfigMap": ({"args": FRONTEND_ARGS}, {"args": ["--config", "/etc/planner/planner_config.json"]}),
+}
+
+
+@pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
+@pytest.mark.parametrize("way", WAYS)
+def test_options_inside_manifests_reach_the_result(version: str, way: str, tmp_path: Path) -> None:
+    files = {"kind": "ConfigMap", "data": {"planner_config.json": json.dumps(PLANNED)}}
+    imported = import_options(yaml.safe_dump_all([files, manifest(version, *WAYS[way])]))
+    assert imported.generation == "frontend and planner-config"
+    settings = loaded(imported, tmp_path)
+    assert (settings.router.mode, settings.router.cost.temperature) == ("kv", 0.5)
+    planner = settings.planner
+    assert (planner.connector, planner.kubernetes.target) == ("kubernetes", "DynamoGraphDeployment/chat")
+    assert (settings.slo.ttft, planner.budget.max_gpus, planner.policy) == (0.3, 16, "throughput-fpm")
+    assert "VllmWorker" in {told.option for told in imported.left}
+    only = import_options(yaml.safe_dump_all([files, manifest(version, *WAYS[way])]), "frontend")
+    assert only.generation == "frontend" and "planner" not in only.settings
+
+
+def test_a_planner_of_older_options_in_a_manifest_is_of_kubernetes_all_the_same(tmp_path: Path) -> None:
+    args = ["--backend=vllm", "--adjustment-interval=60", "--no-correction", "--ttft=200"]
+    env = [{"name": "PROMETHEUS_ENDPOINT", "value": "http://p:9090"}, {"name": "DYN_NAMESPACE", "value": "team-chat"}]
+    graph = manifest("v1alpha1", {}, {"command": ["python3", "-m", "planner_sla"], "args": args, "env": env})
+    imported = import_options(yaml.safe_dump(graph))
+    settings = loaded(imported, tmp_path)
+    assert (settings.planner.policy, settings.planner.connector) == ("sla-classic", "kubernetes")
+    assert (settings.planner.prometheus.url, settings.planner.prometheus.namespace) == ("http://p:9090", "team-chat")
+    assert settings.planner.classic.sla.adjustment_interval == 60 and settings.slo.ttft == 0.2
+    assert settings.router.mode == "round_robin", "a frontend without options has Dynamo's default"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"sla": {"ttft": 200, "itl": 20}, "features": {"planner": {"optimization_target": "sla", "mode": "agg"}}},
+        {"profilingConfig": {"config": {"sla": {"ttft": 200, "itl": 20}, "planner": {"planner_min_endpoint": 2}}}},
+    ],
+)
+def test_a_deployment_request_of_either_version_is_read(spec: dict[str, Any], tmp_path: Path) -> None:
+    request = {"kind": "DynamoGraphDeploymentRequest", "spec": {"model": "m", **spec}}
+    imported = import_options(yaml.safe_dump(request))
+    assert accepted(imported, tmp_path).connector == "kubernetes"
+    assert loaded(imported, tmp_path).slo == Slo(ttft=0.2, itl=0.02)
+    assert not [told for told in imported.left if "no such option" in told.why]
 
 
 def test_a_config_of_the_whole_deployment_is_looked_into() -> None:

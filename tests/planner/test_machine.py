@@ -471,6 +471,8 @@ def test_a_broken_source_is_said_aloud_once_and_again_only_after_it_was_well(mon
     assert "401 Unauthorized" in alarm.reason.text and "m" in alarm.reason.text
     assert records(effects)[0].models["m"].health == "stale" and records(effects)[-1].models["m"].health == "broken"
     assert records(effects)[-1].models["m"].rate is None, "not known is not 0"
+    assert all(each.models["m"].why == "401 Unauthorized" for each in records(effects))
+    assert all("can't be read: 401 Unauthorized" in each.why for each in records(effects)), "every record says why"
     world.traffic = Driven().traffic
     assert alarms(world.tick()) == []
     world.traffic = None

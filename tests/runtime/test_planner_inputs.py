@@ -55,3 +55,16 @@ def test_a_profile_folder_goes_before_a_roofline_and_a_missing_one_is_an_error(t
     assert both.source == "roofline" and "profile: it says nothing of decode" in both.passed
     with pytest.raises(ConfigError, match="has no profile"):
         inputs_of(cluster(pool, {"classic": {"profile": str(tmp_path / "none")}}))
+
+
+def test_a_warm_up_trace_says_what_it_lacks_and_one_without_times_is_refused(tmp_path, caplog):
+    rows = "".join(f"{n * 0.4:.1f},50,5\n" for n in range(30))
+    (tmp_path / "t.csv").write_text(f"timestamp,prompt_tokens,output_tokens\n{rows}12,many,5\n")
+    forecast = {"classic": {"forecast": {"warm_up_trace": str(tmp_path / "t.csv")}}}
+    known = inputs_of(cluster({"engine": "sim"}, forecast))
+    assert len(known.traces[""]) == 30
+    assert "times are read as seconds" in caplog.text
+    assert "has bad rows (1), such as" in caplog.text and "line 32, field prompt_tokens" in caplog.text
+    (tmp_path / "t.csv").write_text("prompt_tokens,output_tokens\n5,5\n")
+    with pytest.raises(ConfigError, match="has no times, and so no rate"):
+        inputs_of(cluster({"engine": "sim"}, forecast))

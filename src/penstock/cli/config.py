@@ -119,8 +119,8 @@ def schema() -> int:
 def import_(file: str, out: str | None, generation: str | None, as_json: bool) -> int:
     """Translate options of Dynamo's planners, today's or the classic ones, or of its frontend and router.
 
-    FILE holds a command line, YAML or JSON; - is standard input. Each option is named on standard error: what it
-    became, or why it became nothing.
+    FILE holds a command line, YAML, JSON or a DynamoGraphDeployment; - is standard input. Each option is named on
+    standard error: what it became, or why it became nothing.
     """
     from pathlib import Path
 

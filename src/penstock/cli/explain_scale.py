@@ -38,6 +38,7 @@ def planner_text(planner: PlannerReport) -> str:
         f"  traffic from {planner.source}: {health}; last tick {planner.tick} {seconds_text(age)} ago: "
         f"{planner.outcome}" + (f"; restarted {counted(planner.restarts, 'time')}" if planner.restarts else ""),
     ]
+    lines += [f"  can't read the traffic of {model}: {why}" for model, why in planner.unread.items()]
     lines += [f"  {pool_line(name, pool)}" for name, pool in planner.pools.items()]
     if planner.plugins:
         lines.append("  plugins: " + ", ".join(f"{id} {result}" for id, result in planner.plugins.items()))

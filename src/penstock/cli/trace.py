@@ -1,5 +1,6 @@
 """Command ``penstock trace``: summarises a trace, converts it, cuts a part out of it, changes its rate."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json, seconds_text
-from penstock.cli.shared.traffic_flags import FORMATS
+from penstock.cli.shared.traffic_flags import FORMATS, trace_options
 from penstock.cli.trace_tools.trace_files import RateTally, is_archive, load_archive, save
 from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, summary_text
 from penstock.kernel.errors import ConfigError
@@ -33,8 +34,10 @@ Examples:
   penstock trace slice conversation_trace.jsonl ten-minutes.jsonl --start 10m --end 20m --spread-ties
   penstock trace scale conversation_trace.jsonl busier.jsonl --target-rate 8
 
-Formats: Mooncake JSON lines, Azure LLM inference CSV, BurstGPT CSV, Dynamo request traces, and the requests.jsonl of a
-run folder; info and convert take ServeGen's archives too.
+Formats: Mooncake JSON lines, Qwen-Bailian chats, Azure LLM inference CSV, BurstGPT CSV, Dynamo request traces, exports
+of AIPerf and GenAI-Perf, results of 'vllm bench serve' and GuideLLM, OpenTelemetry GenAI spans (OTLP JSON), ShareGPT,
+CSV and JSON lines with named columns, and the requests.jsonl of a run folder; info and convert take ServeGen's archives
+too.
 """
 
 _FILE = click.Path(exists=True, path_type=Path)
@@ -45,12 +48,7 @@ def reading_options(command: F) -> F:
     """Add the options for reading a trace."""
     for option in (
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out, and count them."),
-        click.option(
-            "--trace-block-size",
-            "block_size",
-            type=click.IntRange(1),
-            help="Tokens per hash id, where the rows don't say.",
-        ),
+        trace_options(""),
         click.option(
             "--format", "format_name", type=click.Choice(FORMATS), help="Of FILE; unset looks at its first lines."
         ),
@@ -93,16 +91,21 @@ def info(file: Path, engine_block_size: int, as_json: bool, **reading: Any) -> i
             _say_left_out(read, 0, err=False)
         return 0
     with opened(file, **reading) as trace:
-        # Only Mooncake traces have ids and may have rows out of order; those without ids may be too long for memory.
-        requests = sorted(trace, key=lambda request: request.at) if trace.format == "mooncake" else trace
-        summary = summarise(requests, block_size=engine_block_size)
+        summary = summarise(trace, block_size=engine_block_size)
     if as_json:
         counts = {"rows": trace.rows, "skipped": trace.skipped, "unanswered": trace.unanswered}
         errors = {"errors": [str(error) for error in trace.errors]}
-        print_json({"file": str(file), "format": trace.format, **counts, **errors, **msgspec.to_builtins(summary)})
+        times = {"timed": trace.timed, "clock": trace.clock or None, "notes": trace.notes}
+        print_json(
+            {"file": str(file), "format": trace.format, **counts, **errors, **times, **msgspec.to_builtins(summary)}
+        )
         return 0
     first, *rest = summary_text(summary)
     click.echo(f"{file}: {trace.format}, {counted(trace.rows, 'row')}, {first}.")
+    if not trace.timed:
+        click.echo("It says no times: 'penstock trace convert' gives it some with --target-rate.")
+    if trace.clock and not any(trace.clock in note for note in trace.notes):
+        click.echo(f"Times are in {trace.clock}.")
     _say_left_out([trace], trace.unanswered, err=False)
     for part in rest:
         click.echo(f"\n{part}")
@@ -116,8 +119,8 @@ def info(file: Path, engine_block_size: int, as_json: bool, **reading: Any) -> i
 @reading_options
 @click.option("--start", type=SECONDS, help="ServeGen: second of the archive's clock to begin at; unset is 0.")
 @click.option("--end", type=SECONDS, help="ServeGen: second of the archive's clock to end at.")
-@click.option("--target-rate", type=Amount("1/s"), help="ServeGen: mean requests per second; unset is as measured.")
-@click.option("--seed", type=int, default=0, show_default=True, help="ServeGen: same seed, same requests.")
+@click.option("--target-rate", type=Amount("1/s"), help="ServeGen, or rows without times: mean requests per second.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of these: same seed, same requests.")
 def convert(
     file: Path,
     out: Path,
@@ -135,14 +138,27 @@ def convert(
         clients, rows = load_archive(file, skip_bad=reading["skip_bad"])
         _say_left_out(rows, 0)
         return _write(out, to, _drawn(clients, start or 0.0, end, target_rate, seed))
-    if start is not None or end is not None or target_rate is not None:
-        raise click.UsageError(
-            "--start, --end and --target-rate are of archives; see 'penstock trace slice' and 'scale'"
-        )
+    if start is not None or end is not None:
+        raise click.UsageError("--start and --end are of archives; see 'penstock trace slice'")
     with opened(file, **reading) as trace:
-        _write(out, to, trace)
+        requests = iter(trace)
+        first = list(itertools.islice(requests, 1))  # which shows whether there are times
+        if trace.timed and target_rate is not None:
+            raise click.UsageError(
+                "--target-rate is of archives, and of traces without times; see 'penstock trace scale'"
+            )
+        requests = itertools.chain(first, requests)
+        if not trace.timed:
+            requests = trace_slices.paced(requests, _rate_of(file, target_rate), random.Random(seed))
+        _write(out, to, requests)
     _say_left_out([trace], trace.unanswered)
     return 0
+
+
+def _rate_of(file: Path, target_rate: float | None) -> float:
+    if target_rate is None or not target_rate > 0.0:
+        raise ConfigError(f"{file} has no times", hint="say with --target-rate how many requests come per second")
+    return target_rate
 
 
 @command.command("slice", epilog="\b\nExample:\n  penstock trace slice conversation_trace.jsonl part.jsonl --count 500")
@@ -168,7 +184,7 @@ def slice_(
 ) -> int:
     """Write a part of FILE to OUT; its times count from --start."""
     with opened(file, **reading) as trace:
-        chosen = sorted(trace_slices.by_time(trace, start, end), key=lambda request: request.at)
+        chosen = list(_timed(trace, trace_slices.by_time(trace, start, end)))
     shifted = trace_slices.rebase(chosen, start)
     if spread_ties:
         shifted = trace_slices.spread_ties(shifted)
@@ -195,9 +211,23 @@ def scale(
     if target_rate is not None:
         rate_factor = _factor(file, target_rate, reading)
     with opened(file, **reading) as trace:
-        _write(out, to, trace_slices.scale_rate(trace, rate_factor or 1.0))
+        _write(out, to, trace_slices.scale_rate(_timed(trace, trace), rate_factor or 1.0))
     _say_left_out([trace], trace.unanswered)
     return 0
+
+
+def _timed(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
+    """Yield the requests of a trace that has times.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    for request in requests:
+        if not trace.timed:
+            raise ConfigError(
+                f"{trace.name} has no times", hint="'penstock trace convert' gives it some with --target-rate"
+            )
+        yield request
 
 
 def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
@@ -237,6 +267,9 @@ def _write(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
 
 
 def _say_left_out(read: Sequence[TraceRequests | RateRows], unanswered: int, *, err: bool = True) -> None:
+    """Print what was taken for granted, and what was left out."""
+    for note in [note for rows in read if not isinstance(rows, RateRows) for note in rows.notes]:
+        click.echo(f"Note: {note}.", err=err)
     skipped = sum(rows.skipped for rows in read)
     if unanswered:
         click.echo(f"Left out: {counted(unanswered, 'request')} without an answer, whose length is unknown.", err=err)

@@ -43,6 +43,18 @@ class OverrideTracker:
                 self.orders[name] = [*self.orders.get(name, ()), count][-ORDERS:]
             self.ordered[name] = count
 
+    def unread(self, observation: Observation) -> list[Reason]:
+        """Return, for each model whose traffic could not be read, why; for the record of the tick, after `observe`."""
+        return [
+            Reason(
+                code=f"source_{self.health[model]}",
+                text=f"the traffic of {model} can't be read: {each.why or 'its source does not say why'}",
+                facts={"model": model},
+            )
+            for model, each in observation.models.items()
+            if self.health[model] != "fresh"
+        ]
+
     def observe(self, observation: Observation, hold: float) -> list[Reason]:
         """Compare an observation with the orders; return what an operator should know."""
         reasons = self._others(observation, hold)

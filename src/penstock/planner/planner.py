@@ -169,6 +169,7 @@ class Planner:
             del self.memory.looks[0]
         for reason in self.memory.standing.observe(observation, self.settings.manual_hold):
             self._out.append(planning.Alarm(reason=reason))
+        tick.reasons += self.memory.standing.unread(observation)
         deadline = self.settings.start.deadline
         for model, name, state in observation.pools():
             self.memory.start_ups.note(model, state)
@@ -400,9 +401,10 @@ class Planner:
         health = self.memory.standing.health.get(name, observed.health)
         forecast = {} if predicted is None else msgspec.to_builtins(predicted, str_keys=True)
         if traffic is None:
-            return ModelTick(health=health, queued=observed.queued, predicted=forecast)
+            return ModelTick(health=health, why=observed.why, queued=observed.queued, predicted=forecast)
         return ModelTick(
             health=health,
+            why=observed.why,
             rate=traffic.rate,
             shape=traffic.shape,
             ttft=traffic.ttft_mean,

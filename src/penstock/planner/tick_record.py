@@ -62,9 +62,13 @@ class PoolTick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTick(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's traffic in one tick; seconds and requests per second. None is unknown."""
+    """One model's traffic in one tick; seconds and requests per second. None is unknown.
+
+    ``why``: why the traffic could not be read; empty where it could.
+    """
 
     health: str
+    why: str = ""
     rate: float | None = None
     shape: RequestShape[float | None] = UNKNOWN_SHAPE
     ttft: float | None = None

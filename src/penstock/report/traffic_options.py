@@ -13,6 +13,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.report.trace_file import opened
 from penstock.traffic import trace_slices
 from penstock.traffic.arrival_patterns import parse_arrivals
+from penstock.traffic.formats.time_units import TimeUnit
 from penstock.traffic.formats.trace_format import Format
 from penstock.traffic.formats.trace_rows import TraceRequests
 from penstock.traffic.image_spec import IMAGE_KINDS
@@ -33,8 +34,10 @@ class TrafficOptions:
 
     Args:
         trace: a file, in ``trace_format`` or in the one that its first lines match; or else ``workload`` at
-            ``rate`` requests per second, spaced by ``arrivals`` (`penstock.traffic.arrival_patterns`).
-        trace_block_size: tokens per hash id, where the rows don't have it. trace_start, trace_end: slice of its clock.
+            ``rate`` requests per second, spaced by ``arrivals`` (`penstock.traffic.arrival_patterns`). A trace without
+            times comes at that rate, too.
+        trace_block_size: tokens per hash id, where the rows don't have it. trace_time_unit: of its times, and
+        trace_columns (``WHAT=NAME,...``), where they don't say them. trace_start, trace_end: slice of its clock.
         spread_ties: spread requests of one timestamp evenly up to the next one.
         skip_bad: leave bad rows of the trace out and count them.
         prompt, answer: lengths of the workload ``fixed``, such as ``1k`` or ``lognormal:median=800``.
@@ -49,6 +52,8 @@ class TrafficOptions:
     trace: Path | None = None
     trace_format: Format | None = None
     trace_block_size: int | None = None
+    trace_time_unit: TimeUnit | None = None
+    trace_columns: str | None = None
     trace_start: float = 0.0
     trace_end: float | None = None
     spread_ties: bool = False
@@ -67,17 +72,25 @@ class TrafficOptions:
 
 
 def of_trace(options: TrafficOptions) -> tuple[list[TrafficRequest], TraceRequests]:
-    """Read the requested slice of a trace; also the whole trace as read, with its skipped rows.
-
-    Kept whole: a trace's hash ids are a few MB, and its rows need not be in order of time.
+    """Read the requested slice of a trace; also the whole trace as read, with what is to be said of it (`trace_notes`).
 
     Raises:
         ConfigError: the trace can't be read, has a bad row, or nothing in the slice.
     """
     path = options.trace
     assert path is not None
-    with opened(path, options.trace_format, block_size=options.trace_block_size, skip_bad=options.skip_bad) as trace:
-        requests = sorted(trace, key=lambda request: request.at)
+    with opened(
+        path,
+        options.trace_format,
+        block_size=options.trace_block_size,
+        skip_bad=options.skip_bad,
+        time_unit=options.trace_time_unit,
+        columns=options.trace_columns,
+    ) as trace:
+        requests = list(trace)
+    if not trace.timed:
+        requests = list(trace_slices.paced(requests, options.rate, random.Random(options.seed)))
+        trace.notes.append(f"the trace has no times: its requests come at {options.rate:g} per second, as --rate says")
     start = options.trace_start
     chosen = trace_slices.rebase(trace_slices.by_time(requests, start, options.trace_end), start)
     if options.spread_ties:

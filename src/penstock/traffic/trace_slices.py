@@ -1,5 +1,6 @@
 """Slices of a trace by time, count or conversation, and its rate scaled; all keep the order of arrival."""
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
@@ -39,6 +40,14 @@ def scale_rate(requests: Iterable[TrafficRequest], factor: float) -> Iterator[Tr
     for request in requests:
         think = None if request.think is None else request.think / factor
         yield replace(request, at=request.at / factor, think=think)
+
+
+def paced(requests: Iterable[TrafficRequest], rate: float, rng: random.Random) -> Iterator[TrafficRequest]:
+    """Let requests that have no times arrive as a Poisson stream, in their order; ``rate``: per second."""
+    at = 0.0
+    for request in requests:
+        yield replace(request, at=at)
+        at += rng.expovariate(rate)
 
 
 def spread_ties(requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:

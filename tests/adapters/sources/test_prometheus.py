@@ -1,6 +1,7 @@
 """A real Prometheus scrapes a real frontend: silences and lies of a source are told apart from no traffic."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.adapters.sources.prometheus_queries import MetricsSource, queries
 from penstock.adapters.sources.prometheus_source import PrometheusSource
 from penstock.config.settings.planning_settings import PrometheusSettings
 from penstock.kernel.errors import ConfigError
@@ -287,3 +291,100 @@ def test_what_can_not_be_is_said_before_the_start(tmp_path):
         source("http://x", token_file=str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"planner\.prometheus\.ca .* can't be read"):
         source("https://x", ca=str(tmp_path / "none"))
+
+
+RELEASES = {
+    "1.0": ("requests_total", "model_context_length", "model_kv_cache_block_size", "model_migration_limit"),
+    "1.2": ("requests_total", "requests_started_total", "model_context_length", "model_kv_cache_block_size"),
+    "1.4": ("requests_total", "requests_started_total", "model_context_length", "model_kv_cache_block_size"),
+    "1.5": ("requests_total", "requests_started_total", "model_context_length", "model_ready"),
+    "1.7": ("requests_total", "requests_started_total", "model_context_length", "model_ready"),
+    "1.7, before a worker": ("requests_total", "requests_started_total"),
+}
+"""Series of a model beside its histograms: `requests_started_total` and `model_ready` came later than 1.0."""
+
+
+class Exposed:
+    """A frontend or router of Dynamo as it is scraped; between two scrapes a hundred requests come and end."""
+
+    def __init__(self, prefix: str, series: tuple[str, ...], labels: str) -> None:
+        self.prefix, self.series, self.labels = prefix, series, labels
+        self.requests = 0
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        self.requests += 100
+        values = {name: self.requests if name.endswith("_total") else 1 for name in self.series}
+        for name, each in (("input_sequence_tokens", 100), ("output_sequence_tokens", 7)):
+            values |= {f"{name}_sum": each * self.requests, f"{name}_count": self.requests}
+        text = "".join(f"{self.prefix}{name}{{{self.labels}}} {value}\n" for name, value in values.items())
+        return web.Response(text=text)
+
+
+@asynccontextmanager
+async def exposed(folder: Path, frontend: Exposed) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get("/metrics", frontend.metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = Prometheus(folder, [f"127.0.0.1:{runner.addresses[0][1]}"])
+    await asyncio.to_thread(server.start)
+    try:
+        yield server.url
+    finally:
+        server.kill()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_frontend_of_any_release_is_read(release, tmp_path):
+    frontend = Exposed("dynamo_frontend_", RELEASES[release], 'model="m",dynamo_namespace="team-a"')
+    async with exposed(tmp_path, frontend) as url:
+        found = await until(lambda: _counted(url, namespace="team-a"))
+        assert (found.health, found.traffic.shape.isl) == ("fresh", pytest.approx(100, rel=0.3))
+        assert found.traffic.at_end == ("requests_started_total" not in RELEASES[release])
+        other = source(url, namespace="team-b")
+        why = (await reading(other)).why
+        assert 'dynamo_namespace="team-b"' in why
+        await other.close()
+
+
+@pytest.mark.parametrize("series", [("requests_total",), ("requests_total", "worker_registered")])
+async def test_a_router_of_any_release_is_read(series, tmp_path):
+    router = Exposed("dynamo_component_router_", series, 'dynamo_namespace="team_a"')
+    async with exposed(tmp_path, router) as url:
+        found = await until(lambda: _counted(url, throughput_metrics_source="router", namespace="team-a"))
+        assert (found.health, found.traffic.at_end) == ("fresh", True)
+
+
+async def _counted(url: str, **settings: Any) -> Any:
+    """Return a first reading, which has the whole window, once requests are counted in it."""
+    mine = source(url, **settings)
+    try:
+        return await _read(
+            mine, lambda read: read.traffic is not None and read.traffic.arrived > 0 and read.traffic.answered > 0
+        )
+    finally:
+        await mine.close()
+
+
+async def test_a_model_of_another_name_is_said_with_the_names_there_are(tmp_path):
+    frontend = Exposed("dynamo_frontend_", RELEASES["1.4"], 'model="org/other"')
+    async with exposed(tmp_path, frontend) as url:
+        mine = source(url)
+        found = await until(lambda: _read(mine, lambda read: "no series names" in read.why))
+        assert "the model m: those that are scraped name org/other" in found.why
+        await mine.close()
+
+
+@given(st.sampled_from(["frontend", "router"]), st.text(min_size=1, max_size=12), st.floats(0.1, 1e4))
+def test_every_query_has_the_label_of_its_namespace(metrics: MetricsSource, namespace: str, window: float):
+    spelt = namespace if metrics == "frontend" else namespace.replace("-", "_")
+    label = spelt.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    found = queries(metrics, window, namespace)
+    for query in (*found.numbers, found.alive):
+        for text in (query.text, query.selector):
+            filtered = f'dynamo_namespace="{label}"'
+            names = re.findall(r"dynamo_(?:frontend|component_router)_\w+", text.replace(filtered, ""))
+            assert len(names) == text.count(filtered) > 0, text
+    assert "dynamo_namespace" not in "".join(query.text for query in queries(metrics, window, None).numbers)

@@ -56,6 +56,22 @@ def test_a_rate_beside_a_trace_scales_it(tmp_path: Path) -> None:
     assert [each.isl for each in faster.requests] == [each.isl for each in asis.requests]
 
 
+def test_a_trace_without_times_comes_at_the_rate_and_one_of_an_unsure_unit_says_it(tmp_path: Path) -> None:
+    result = {"input_lens": [100 + n for n in range(200)], "output_lens": [20] * 200}
+    path = tmp_path / "vllm.json"
+    path.write_text(json.dumps(result))
+    with pytest.raises(ConfigError, match=r"has no times \(say with --rate"):
+        traffic_of(question(trace=str(path)))
+    traffic = traffic_of(question(trace=str(path), rate=5.0))
+    assert len(traffic.requests) / traffic.seconds == pytest.approx(5.0, rel=0.02)
+    assert any("the trace has no times" in note for note in traffic.notes)
+    rows = "".join(f"{n * 0.2:.1f},100,20\n" for n in range(100))
+    (tmp_path / "t.csv").write_text(f"timestamp,prompt_tokens,output_tokens\n{rows}")
+    traffic = traffic_of(question(trace=str(tmp_path / "t.csv")))
+    assert traffic.rate == pytest.approx(5.0, rel=0.05)
+    assert any("times are read as seconds" in note for note in traffic.notes)
+
+
 def test_prefixes_that_come_again_count_half(tmp_path: Path) -> None:
     rows = [(float(n), 5120, 100, [1, 2, 3, 4, 5, 6, 7, 8, 9, 100 + n]) for n in range(200)]
     traffic = traffic_of(question(trace=write_trace(tmp_path / "trace.jsonl", rows)))

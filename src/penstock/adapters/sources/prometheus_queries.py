@@ -1,6 +1,5 @@
 """Prometheus queries of a planner: each number of a model's traffic, under Dynamo's metric names."""
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 MetricsSource = Literal["frontend", "router"]
@@ -17,6 +16,12 @@ SUMMED = {
     "hits": "kv_hit_rate",
 }
 """Part of a histogram's name -> the histogram whose sum and count are queried."""
+MARKERS = {
+    "frontend": ("model_ready", "model_context_length", "model_kv_cache_block_size", "requests_total"),
+    "router": ("worker_registered", "requests_total"),
+}
+"""Series that stand in every scrape; one of them is enough. Frontends have ``model_ready`` from 1.5 on; all from 1.0 on
+have the gauges of a model's card, once a worker has registered, and the counter, once a request has come."""
 FRONTEND_HAS = ("input", "output", "ttft", "itl", "duration", "cached")
 ROUTER_HAS = ("input", "output", "ttft", "itl", "hits")
 
@@ -45,8 +50,8 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Prom
 
     Args:
         window: seconds that a query looks back.
-        namespace: required value of the label ``dynamo_namespace``; None: no filter. The router writes it with
-            underscores.
+        namespace: required value of the label ``dynamo_namespace``, in every query; None: no filter. The router writes
+            it with underscores.
     """
     span = f"{max(1, round(window * 1000))}ms"
     if source == "frontend":
@@ -56,34 +61,28 @@ def queries(source: MetricsSource, window: float, namespace: str | None) -> Prom
         label = None if namespace is None else namespace.replace("-", "_")
     own = "" if label is None else f'dynamo_namespace="{_escaped(label)}"'
 
-    def counted(name: str, metric: str, more: str = "") -> PrometheusQuery:
+    def series(metric: str, more: str = "") -> str:
         inside = ",".join(part for part in (own, more) if part)
-        selector = f"{metric}{{{inside}}}" if inside else metric
+        return f"{prefix}{metric}{{{inside}}}" if inside else f"{prefix}{metric}"
+
+    def counted(name: str, metric: str, more: str = "") -> PrometheusQuery:
+        selector = series(metric, more)
         return PrometheusQuery(name, f"sum{by} (increase({selector}[{span}]))", selector)
 
-    counters = [
-        counted("started", f"{prefix}requests_started_total"),
-        counted("ended", f"{prefix}requests_total"),
-    ]
+    numbers = [counted("started", "requests_started_total"), counted("ended", "requests_total")]
     if source == "frontend":
         # A request that its client cancelled, or sent wrong, is not lost demand, nor is a shadow's copy.
         theirs = 'status="error",error_type!~"cancelled|validation|not_found",endpoint!="shadow"'
-        counters.append(counted("lost", f"{prefix}requests_total", theirs))
+        numbers.append(counted("lost", "requests_total", theirs))
+        pending = series("router_queue_pending_requests")
+        numbers.append(PrometheusQuery("queued", f"sum{by} ({pending})", pending))
     for part in FRONTEND_HAS if source == "frontend" else ROUTER_HAS:
         for end in ("sum", "count"):
-            counters.append(counted(f"{part}_{end}", f"{prefix}{SUMMED[part]}_{end}"))
-    marker = f"{prefix}model_ready" if source == "frontend" else f"{prefix}worker_registered"
-    selector = f"{marker}{{{own}}}" if own else marker
-    grouped = f"time() - max{by} (timestamp({selector}))"
-    return PrometheusQueries(tuple(counters), PrometheusQuery("alive", grouped, selector), source == "frontend")
-
-
-def waiting(queried: PrometheusQueries) -> Sequence[PrometheusQuery]:
-    """Return the queries for how many requests wait now."""
-    if not queried.by_model:
-        return ()
-    metric = f"{FRONTEND}router_queue_pending_requests"
-    return (PrometheusQuery("queued", f"sum by (model) ({metric})", metric),)
+            numbers.append(counted(f"{part}_{end}", f"{SUMMED[part]}_{end}"))
+    markers = [series(metric) for metric in MARKERS[source]]
+    newest = " or ".join(f"timestamp({marker})" for marker in markers)
+    alive = PrometheusQuery("alive", f"time() - max{by} ({newest})", " or ".join(markers))
+    return PrometheusQueries(tuple(numbers), alive, source == "frontend")
 
 
 def _escaped(text: str) -> str:

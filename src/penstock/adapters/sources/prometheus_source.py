@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from penstock.adapters.http_session import HttpSession
-from penstock.adapters.sources.prometheus_queries import PrometheusQueries, PrometheusQuery, queries, waiting
+from penstock.adapters.sources.prometheus_queries import PrometheusQueries, PrometheusQuery, queries
 from penstock.adapters.sources.traffic_source import ModelReading, Readability, Reading
 from penstock.config.settings.planning_settings import PROMETHEUS_TIMEOUT, PrometheusSettings
 from penstock.kernel.errors import ConfigError, PenstockError
@@ -93,7 +93,8 @@ class PrometheusSource:
         models = {}
         whole = True
         for key, model in self._models.items():
-            read = self._model(model, {name: values.get(key) for name, values in numbers.items()}, seconds)
+            values = {name: of_models.get(key) for name, of_models in numbers.items()}
+            read = self._model(model, values, seconds) if values["alive"] is not None else self._absent(model, numbers)
             if isinstance(read, str):
                 whole = False
                 models[model] = self._readability.unread(at, read)
@@ -121,8 +122,7 @@ class PrometheusSource:
     def _model(self, model: str, values: Mapping[str, float | None], seconds: float) -> ModelReading | str:
         """Return one model's traffic, or why it can't be read."""
         age = values["alive"]
-        if age is None:
-            return f"nothing is scraped: {self.queries.alive.selector} matches nothing for {model}"
+        assert age is not None
         if age > max(SCRAPED_WITHIN, self._window):
             return f"the newest scrape is {age:.0f} s old"
         started, ended = values["started"], values["ended"]
@@ -168,6 +168,19 @@ class PrometheusSource:
         queued = values.get("queued")
         return ModelReading(traffic=traffic, queued=None if queued is None else round(queued))
 
+    def _absent(self, model: str, numbers: Mapping[str, Mapping[str, float]]) -> str:
+        """Return why nothing is known of a model: another model's series are there, or none are."""
+        others = sorted(name for name in numbers["alive"] if name)
+        if others:
+            return f"no series names the model {model}: those that are scraped name {', '.join(others)}"
+        return self._nothing_scraped()
+
+    def _nothing_scraped(self) -> str:
+        text = f"nothing is scraped: {self.queries.alive.selector} has no series at {self._settings.url}"
+        if self._settings.namespace is None:
+            return text
+        return f"{text}; planner.prometheus.namespace is to be unset where no series has the label dynamo_namespace"
+
     def _whole(self, model: str, counts: Mapping[str, float]) -> dict[str, int]:
         """Return whole numbers; what is left over is added to the next ones, so that nothing is lost."""
         carried = self._state.carried.setdefault(model, {})
@@ -195,7 +208,7 @@ class PrometheusSource:
         A first scrape may land between two queries. In this order no query finds "no series" of a frontend for which
         the first query found a scrape.
         """
-        alive, others = self.queries.alive, [*self.queries.numbers, *waiting(self.queries)]
+        alive, others = self.queries.alive, self.queries.numbers
         first = await self._ask(text(alive))
         answers = await asyncio.gather(*(self._ask(text(query)) for query in others))
         return [(alive, first), *zip(others, answers, strict=True)]
@@ -215,9 +228,7 @@ class PrometheusSource:
             names = ", ".join(sorted({query.selector for query in silent}))
             raise UnreadableMetric(f"none of the queries matches anything at {self._settings.url}: {names}")
         if self.queries.alive in silent:
-            raise UnreadableMetric(
-                f"nothing is scraped: {self.queries.alive.selector} has no series at {self._settings.url}"
-            )
+            raise UnreadableMetric(self._nothing_scraped())
         self.tested = tested
         for query in silent:
             log.warning(

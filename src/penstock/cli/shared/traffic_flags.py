@@ -11,12 +11,47 @@ from penstock.cli.shared.amount import SECONDS, Amount
 F = TypeVar("F", bound=Callable[..., Any])
 
 WORKLOADS = ("chat", "rag", "agent", "coding", "fixed", "tenants", "images")
-FORMATS = ("mooncake", "azure", "burstgpt", "dynamo", "records")
+FORMATS = (
+    *("mooncake", "azure", "burstgpt", "dynamo", "records", "bailian", "aiperf", "genai-perf", "vllm", "guidellm"),
+    *("otel", "sharegpt", "jsonl", "csv"),
+)
+TIME_UNITS = ("s", "ms", "us", "ns")
 
 out_option = click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
 )
 html_option = click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
+
+
+def trace_options(prefix: str) -> Callable[[F], F]:
+    """Return the flags for what the rows of a trace don't say; ``prefix``: of the parameters' names."""
+    options = (
+        click.option(
+            "--trace-block-size",
+            f"{prefix}block_size",
+            type=click.IntRange(1),
+            help="Tokens per hash id, where the rows don't say.",
+        ),
+        click.option(
+            "--trace-time-unit",
+            f"{prefix}time_unit",
+            type=click.Choice(TIME_UNITS),
+            help="Unit of the trace's times; unset is what columns or rows show.",
+        ),
+        click.option(
+            "--trace-columns",
+            f"{prefix}columns",
+            metavar="WHAT=NAME,...",
+            help="Columns of a CSV or JSONL trace: at, prompt, answer, session, end, lasted, id, parent, kind.",
+        ),
+    )
+
+    def added(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
 
 
 def traffic_options(command: F) -> F:
@@ -32,7 +67,7 @@ _OPTIONS = (
     ),
     click.option("--workload", type=click.Choice(WORKLOADS), help="Made-up requests, instead of a trace."),
     click.option(
-        "--rate", type=Amount("1/s"), default=4.0, show_default=True, help="Requests per second of a workload."
+        "--rate", type=Amount("1/s"), default=4.0, show_default=True, help="Of a workload, or a trace without times."
     ),
     click.option(
         "--arrivals",
@@ -57,7 +92,7 @@ _OPTIONS = (
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests."),
     click.option("--trace-format", type=click.Choice(FORMATS), help="Of the trace; unset looks at its first lines."),
-    click.option("--trace-block-size", type=click.IntRange(1), help="Tokens per hash id, where the rows don't say."),
+    trace_options("trace_"),
     click.option("--trace-start", type=SECONDS, default=0.0, show_default=True, help="Slice of the trace: from."),
     click.option("--trace-end", type=SECONDS, help="Slice of the trace: to."),
     click.option("--spread-ties", is_flag=True, help="Spread a trace's requests of one timestamp up to the next one."),

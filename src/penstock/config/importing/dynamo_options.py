@@ -1,16 +1,18 @@
 """Translates Dynamo's options, those of its planners (today's and earlier) and of its frontend and router.
 
-Takes command lines, options as YAML, and today's PlannerConfig as YAML or JSON. Every given option is reported:
-its settings here, or why it has none. The tables are in `penstock.config.importing.planner_options`.
+Takes command lines, options as YAML, today's PlannerConfig as YAML or JSON, and manifests of both API versions. Every
+given option is reported: its settings here, or why it has none. The tables are in
+`penstock.config.importing.planner_options`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import yaml
 
+from penstock.config.importing.dynamo_manifests import Program
 from penstock.config.importing.frontend_options import named
 from penstock.config.importing.option_reader import GivenOptions, read_options
 from penstock.config.importing.option_rules import Generation, LeftOut, OptionSource
@@ -19,6 +21,7 @@ from penstock.config.reading.problems import DEFAULT, did_you_mean
 from penstock.config.reading.tree_check import check_tree
 from penstock.config.reading.yaml_source import read_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class ImportNote:
 class Imported:
     """The settings, as a config has them, and a note on each option."""
 
-    generation: Generation
+    generation: str
+    """Which planner or frontend; of a manifest with both, both."""
     settings: dict[str, Any]
     notes: list[ImportNote]
 
@@ -71,28 +75,53 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
     """Translate options.
 
     Args:
-        text: a command line, YAML or JSON.
+        text: a command line, YAML, JSON or manifests.
         generation: which planner or frontend they belong to; None infers it from the options.
     Raises:
-        ConfigError: the text is none of these, or has no option in it.
+        ConfigError: the text is none of these, or has no option in it that any of them knows.
     """
-    given = read_options(text)
-    which = generation or _generation({**given.options, **named(given.options)})
-    assumed = implied(which, given.options)
-    spelled, options = given.spelled, given.options
-    if which == "frontend":
-        spelled, options = named(spelled), named(options)
-    source = OptionSource(which, {**assumed, **options})
-    policy = POLICIES[which]
-    found: dict[str, Any] = {} if which == "frontend" else {"planner": {"enabled": True}}
-    if policy is not None:
-        found["planner"]["policy"] = policy
-    told = [
-        _translate(spelled.get(name, name), name, value, source, found, implied=name in assumed)
-        for name, value in source.options.items()
-    ]
-    told += [ImportNote(name, value, why=why) for name, value, why in given.ignored]
-    return Imported(which, found, _checked(found, told))
+    found: dict[str, Any] = {}
+    notes: list[ImportNote] = []
+    generations: list[Generation] = []
+    unknown: list[str] = []
+    for given in read_options(text):
+        if generation is not None and given.program not in (None, _program(generation)):
+            continue
+        which = generation or _generation(given)
+        spelled, options = given.spelled, given.options
+        if which == "frontend":
+            spelled, options = named(spelled), named(options)
+        if not RULES[which].keys() & options.keys() and (options or given.program is None):
+            unknown += [each for each in spelled.values() if each not in unknown]
+            continue
+        generations.append(which)
+        if which != "frontend":
+            found.setdefault("planner", {"enabled": True})
+            if (policy := POLICIES[which]) is not None:
+                found["planner"]["policy"] = policy
+        assumed = implied(which, options)
+        source = OptionSource(which, {**assumed, **options})
+        notes += [
+            _translate(spelled.get(name, name), name, value, source, found, implied=name in assumed)
+            for name, value in source.options.items()
+        ]
+        notes += [ImportNote(name, value, why=why) for name, value, why in given.ignored]
+    if not generations:
+        raise ConfigError(
+            f"none of these is an option of Dynamo's planners or frontend: {', '.join(unknown)}",
+            hint=_nearest(unknown) or "name the program with --generation, or give its whole command line",
+        )
+    return Imported(" and ".join(dict.fromkeys(generations)), found, _checked(found, notes))
+
+
+def _program(which: Generation) -> Program:
+    return "frontend" if which == "frontend" else "planner"
+
+
+def _nearest(names: Sequence[str]) -> str | None:
+    known = [name for rules in RULES.values() for name in rules]
+    nearest = (did_you_mean(name.lstrip("-").replace("-", "_"), known) for name in names)
+    return next((each for each in nearest if each), None)
 
 
 def _translate(
@@ -139,16 +168,19 @@ def _checked(found: dict[str, Any], told: list[ImportNote]) -> list[ImportNote]:
     return told
 
 
-def _generation(options: Mapping[str, Any]) -> Generation:
-    """Infer the generation from options that only one of them has."""
-    own: dict[Generation, set[str]] = {which: set(rules) for which, rules in RULES.items()}
+def _generation(given: GivenOptions) -> Generation:
+    """Infer the generation from options that only one of them has, among those of the program that a manifest names."""
+    options = {**given.options, **named(given.options)}
+    own: dict[Generation, set[str]] = {
+        which: set(rules) for which, rules in RULES.items() if given.program in (None, _program(which))
+    }
     scores: dict[Generation, int] = {}
     for which, names in own.items():
         others = set().union(*(rest for other, rest in own.items() if other != which))
         scores[which] = 100 * len((names - others) & set(options)) + len(names & set(options))
     best = max(scores.values())
     order: tuple[Generation, ...] = ("planner-config", "load-classic", "sla-classic", "frontend")
-    return next(which for which in order if scores[which] == best)
+    return next(which for which in order if scores.get(which) == best)
 
 
 def _put(into: dict[str, Any], path: list[str], value: Any) -> None:

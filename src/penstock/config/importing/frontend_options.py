@@ -1,4 +1,4 @@
-"""Options of Dynamo's frontend and router (1.6.1) as settings of ours, one row per option, as for its planners.
+"""Options of Dynamo's frontend and router (1.0 to 1.6) as settings of ours, one row per option, as for its planners.
 
 Paths are below the config's root. What an engine reports itself, and what Dynamo's request plane needs, become nothing.
 """
@@ -34,6 +34,7 @@ ESTIMATES = "router.cost.kind: latency predicts prefill from what was measured; 
 ALIASES = {
     "kv_overlap_score_weight": "router_kv_overlap_score_weight",
     "kv_events": "router_kv_events",
+    "durable_kv_events": "router_durable_kv_events",
     "track_active_blocks": "router_track_active_blocks",
     "track_output_blocks": "router_track_output_blocks",
     "assume_kv_reuse": "router_assume_kv_reuse",
@@ -45,6 +46,8 @@ NEGATABLE = {
     "enforce_disagg",
     "load_aware",
     "router_kv_events",
+    "router_durable_kv_events",
+    "router_reset_states",
     "router_replica_sync",
     "router_track_active_blocks",
     "router_track_output_blocks",
@@ -84,6 +87,12 @@ def _kv_events(value: Any, _: OptionSource) -> Translated:
     if truth(value):
         return Translated({"router/index/kind": "auto"}, "exact where a worker announces its blocks")
     return Translated({"router/index/kind": "approximate"})
+
+
+def _durable(value: Any, _: OptionSource) -> Translated:
+    if not truth(value):
+        raise LeftOut("as here")
+    return Translated({"discovery/kv_events": "jetstream"}, "the broker is that of discovery.nats.urls")
 
 
 def _load_aware(value: Any, _: OptionSource) -> Translated:
@@ -176,6 +185,11 @@ FRONTEND: dict[str, Rule] = {
     "router_replica_sync": left("frontends always tell each other what they placed, over discovery.plane"),
     **all_left(UNKEYED, "router_tracking_hash", "router_tracking_key_file", "router_tracking_key_id"),
     "router_prefill_load_model": left(ESTIMATES),
+    "router_durable_kv_events": _durable,
+    "router_snapshot_threshold": left(
+        "with discovery.kv_events: jetstream a snapshot of a worker is written every 2,000 batches of its events"
+    ),
+    "router_reset_states": left("each life of a worker has a stream of its own, so there is nothing old to forget"),
     "router_event_threads": left("one thread reads KV events; more frontends share the load (frontend.processes)"),
     **all_left("each frontend has an index of its own", "serve_indexer", "use_remote_indexer"),
     "enable_session_prefix_index": left("sessions are router.affinity"),

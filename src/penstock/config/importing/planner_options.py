@@ -40,10 +40,8 @@ from penstock.planner.settings_plugins import MESSAGE_MAX
 
 # --- rows that several generations share ------------------------------------------------------------------------------
 
-KUBERNETES = (
-    "there is no connector for Kubernetes; planner.connector: virtual or webhook lets an operator of yours scale, and "
-    "process scales the engines of penstock up"
-)
+IN_CLUSTER = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local:9090"
+"""Prometheus that Dynamo's planners ask in Kubernetes where nothing names another."""
 OF_POOLS = "engines are said by the pools: models.NAME.pools.POOL.engine"
 OF_MODELS = "models are those of the config: models.NAME"
 DRAWN = "what a replica draws is not measured: set planner.budget.pools.POOL.watts"
@@ -66,7 +64,10 @@ def _environment(value: Any, source: OptionSource) -> Translated:
             "one planner here plans all pools and models under one planner.budget; there is no planner above it"
         )
     if value == "kubernetes":
-        raise LeftOut(KUBERNETES)
+        return Translated(
+            {"connector": "kubernetes"},
+            "it scales the DynamoGraphDeployment of planner.kubernetes.target, or of DYN_PARENT_DGD_K8S_NAME",
+        )
     raise ValueError("it takes kubernetes, virtual, local or global-planner")
 
 
@@ -79,6 +80,12 @@ def _namespace(value: Any, source: OptionSource) -> Translated:
     if not found:
         raise LeftOut("it names keys in etcd and a label in Prometheus, and neither is used here")
     return Translated(found)
+
+
+def _graph(value: Any, source: OptionSource) -> Translated:
+    if source.options.get("environment") != "kubernetes":
+        raise LeftOut("it names what is scaled in Kubernetes, and environment is another")
+    return Translated({"kubernetes/target": f"DynamoGraphDeployment/{value}"})
 
 
 def _prometheus(source: OptionSource) -> bool:
@@ -115,6 +122,7 @@ COMMON: dict[str, Rule] = {
     "environment": _environment,
     "backend": left(OF_POOLS),
     "namespace": _namespace,
+    "parent_dgd_k8s_name": _graph,
     "no_operation": to("advisory", truth),
     "log_dir": to("tensorboard", lambda value: None if value is None else str(value)),
     "max_gpu_budget": to("budget/max_gpus", bound),
@@ -429,9 +437,12 @@ def implied(generation: Generation, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # policy load-classic has Dynamo's defaults
     if generation == "frontend":
         return {} if given.get("load_aware") else _absent(given, {"router_mode": "round-robin"})
+    asked: dict[str, Any] = {}
+    if given.get("environment") == "kubernetes" and not {"prometheus_endpoint"} & set(given):
+        asked = {"metric_pulling_prometheus_endpoint": IN_CLUSTER}
     if generation == "sla-classic":
-        return _absent(given, {"max_gpu_budget": 8, "load_predictor": "arima"})
-    found: dict[str, Any] = {"optimization_target": "throughput", "mode": "disagg", "max_gpu_budget": 8}
+        return _absent(given, {**asked, "max_gpu_budget": 8, "load_predictor": "arima"})
+    found: dict[str, Any] = {**asked, "optimization_target": "throughput", "mode": "disagg", "max_gpu_budget": 8}
     if given.get("optimization_target") == "sla":
         found |= {"load_predictor": "arima"}
         if not {"ttft", "ttft_ms"} & set(given):

@@ -14,6 +14,7 @@ from penstock.kernel.latency_bins import Bins
 from penstock.kernel.plurals import counted
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
+from penstock.report.trace_file import trace_notes
 from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.lengths import parse_lengths
@@ -93,13 +94,13 @@ def traffic_of(request: PlanRequest) -> PlannedTraffic:
         ConfigError: the trace can't be read or is too short, or the lengths can't be read.
     """
     made = request.trace is None
-    requests = list(_made(request) if made else _traced(request))
+    notes: list[str] = []
+    requests = list(_made(request) if made else _traced(request, notes))
     if len(requests) < 2 or requests[-1].at <= requests[0].at:
         raise ConfigError(
             f"the trace has {counted(len(requests), 'request')} at one time", hint="a rate needs two that differ"
         )
     mix = _mix(requests)
-    notes = []
     hit = 1.0 - mix.mean(mix.fresh) / mix.mean(mix.isl)
     if hit > 0.005:
         notes.append(f"closed forms count on {hit:.0%} of the prompts from cache, half of what one infinite cache hits")
@@ -132,12 +133,16 @@ def _made(request: PlanRequest) -> Sequence[TrafficRequest]:
     return [*first, *(next(source) for _ in range(max(0, more)))]
 
 
-def _traced(request: PlanRequest) -> Sequence[TrafficRequest]:
-    options = TrafficOptions(trace=Path(request.trace or ""), requests=request.requests, spread_ties=True)
-    try:
-        requests = list(cut(options, iter(of_trace(options)[0])))
-    except OSError as error:
-        raise ConfigError(f"the trace {request.trace} can't be read: {error.strerror}") from error
+def _traced(request: PlanRequest, notes: list[str]) -> Sequence[TrafficRequest]:
+    """Return a trace's requests, and add to ``notes`` what is to be said of it."""
+    options = TrafficOptions(
+        trace=Path(request.trace or ""), requests=request.requests, spread_ties=True, rate=request.rate or 1.0
+    )
+    traced, trace = of_trace(options)
+    if not trace.timed and request.rate is None:
+        raise ConfigError(f"the trace {request.trace} has no times", hint="say with --rate how fast requests come")
+    notes += trace_notes(trace)
+    requests = list(cut(options, iter(traced)))
     if not request.answers:
         requests = [msgspec.structs.replace(each, osl=1) for each in requests]
     span = requests[-1].at - requests[0].at

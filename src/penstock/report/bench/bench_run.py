@@ -29,6 +29,7 @@ from penstock.report.bench.progress import progress_bar
 from penstock.report.bench.server_probe import ask
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import summarise
+from penstock.report.trace_file import trace_notes
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.traffic_request import TrafficRequest
@@ -270,9 +271,8 @@ def _notes(
         notes.append("no bound of an infinite cache: prompts are text, whose tokens only the server knows")
     elif cache is None:
         notes.append("no bound of an infinite cache: the server does not tell its block size; --block-size does")
-    if plan.trace is not None and plan.trace.skipped:
-        first = plan.trace.errors[0].message
-        notes.append(f"skipped: {counted(plan.trace.skipped, 'bad row')} of the trace; the first: {first}")
+    if plan.trace is not None:
+        notes += trace_notes(plan.trace)
     failures = Counter(record.reason for record in collector.records if record.outcome in ("failed", "expired"))
     for reason, count in failures.most_common(3):
         notes.append(f"{count} x {reason}")

@@ -47,6 +47,7 @@ from penstock.report.simulation.simulation_outcome import (
     print_table,
 )
 from penstock.report.simulation.variant_processes import cores, in_processes
+from penstock.report.trace_file import trace_notes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
 from penstock.router.journal import router_book
 from penstock.runtime.planning.planner_inputs import inputs_of
@@ -277,10 +278,7 @@ def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
         raise ConfigError("--concurrency is for workloads; a trace has its own times", hint="leave one of them out")
     requests, trace = of_trace(options)
     chosen = list(cut(options, iter(requests)))
-    notes = []
-    if trace.skipped:
-        notes = [f"skipped: {counted(trace.skipped, 'bad row')} of the trace; the first: {trace.errors[0].message}"]
-    return partial(iter, chosen), notes
+    return partial(iter, chosen), trace_notes(trace)
 
 
 def _endless(options: SimulateOptions) -> Iterator[TrafficRequest]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
 from penstock.traffic import trace_slices
-from penstock.traffic.formats.azure import AzureTrace
 from penstock.traffic.formats.mooncake import MooncakeTrace
+from penstock.traffic.formats.trace_format import reader
 from penstock.traffic.lengths import Lognormal
 from penstock.traffic.rate_profiles import PiecewiseProfile, follow
 from penstock.traffic.traffic_request import TrafficRequest
@@ -125,7 +125,7 @@ def _of_file(traffic: StudyTraffic, seed: int, folder: Path | None) -> list[Traf
             hint="say with --traces in which folder it is, or leave this traffic out",
         )
     with path.open("rb") as lines:
-        rows = list(AzureTrace(lines) if path.suffix == ".csv" else MooncakeTrace(lines))
+        rows = list(reader("azure", lines) if path.suffix == ".csv" else MooncakeTrace(lines))
     fits = [one for one in trace_slices.spread_ties(rows) if one.isl + one.osl <= LONGEST]
     first = (seed - 1) * 60.0
     return list(trace_slices.rebase(trace_slices.by_time(fits, first, first + traffic.seconds), first))

@@ -1,6 +1,7 @@
 """Planner inputs that exist before any observation: engine profiles and benchmarks, and a trace of an earlier time."""
 
 import gzip
+import logging
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,8 @@ from penstock.planner.forecast.warm_up import TraceInterval
 from penstock.planner.performance.speed_sources import KnownSpeeds, SourceName
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.traffic.formats.trace_format import reader
+
+log = logging.getLogger("penstock.planner")
 
 DESCRIBED: dict[str, SourceName] = {
     "aiconfigurator": "aiconfigurator",
@@ -81,12 +84,22 @@ def rows_of(path: Path) -> list[TraceInterval]:
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             trace = reader(None, file, name=str(path), skip_bad=True, block_size=None)
-            return [TraceInterval(request.at, RequestShape(request.isl, request.osl)) for request in trace]
+            rows = [TraceInterval(request.at, RequestShape(request.isl, request.osl)) for request in trace]
     except (OSError, EOFError) as error:
         raise ConfigError(
             f"planner.classic.forecast.warm_up_trace {path} can't be read: {error}",
             hint="name a trace, such as 'penstock trace info' takes it",
         ) from error
+    if not trace.timed:
+        raise ConfigError(
+            f"planner.classic.forecast.warm_up_trace {path} has no times, and so no rate",
+            hint="give it times with 'penstock trace convert FILE OUT --target-rate N', or name another trace",
+        )
+    for note in trace.notes:
+        log.warning("the warm-up trace %s: %s", path, note)
+    if trace.skipped:
+        log.warning("the warm-up trace %s has bad rows (%d), such as: %s", path, trace.skipped, trace.errors[0])
+    return rows
 
 
 def _simulated(pool: PoolSettings) -> bool:

@@ -37,7 +37,7 @@ class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
         plugins: id -> what it answered in the last tick.
         why: pool by pool the change and its reason, in the last tick with a change, at ``changed``
             seconds of the run; ``reason``: all reasons of that tick.
-        health: of each model's traffic: fresh, stale or broken.
+        health: of each model's traffic: fresh, stale or broken; ``unread``: why it could not be read in the last tick.
         alarms: the newest ones, the last one last.
         restarts: how often it took over from a planner that had ended.
         attainment: share of requests within the SLO in the last tick, of those that could be judged; None of none.
@@ -56,6 +56,7 @@ class PlannerReport(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     pools: dict[str, PoolTick]
     health: dict[str, str]
+    unread: dict[str, str] = {}
     plugins: dict[str, str] = {}
     reason: tuple[Reason, ...] = ()
     why: str = ""

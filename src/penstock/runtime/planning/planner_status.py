@@ -64,7 +64,8 @@ class PlannerStatus:
             findings.append(StatusFinding("warning", text, "see logs/planner.log in the run folder"))
         for model, health in report.health.items():
             if health in _LEVELS:
-                text = f"the planner can't read the traffic of {model} ({health}): nothing is taken away meanwhile"
+                why = f": {report.unread[model]}" if model in report.unread else ""
+                text = f"the planner can't read the traffic of {model} ({health}{why}): nothing is taken away meanwhile"
                 findings.append(StatusFinding(_LEVELS[health], text, "'penstock explain scale' says why"))
         for reason in report.bound:
             if reason.code == CEILING:

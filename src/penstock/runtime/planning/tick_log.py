@@ -82,6 +82,7 @@ class TickLog:
             outcome=record.outcome,
             pools=record.pools,
             health={model: each.health for model, each in record.models.items()},
+            unread={model: each.why for model, each in record.models.items() if each.why},
             plugins={each.id: each.result for each in record.plugin_results},
             reason=self._reason,
             why=self._why,

@@ -1,1 +1,1 @@
-"""Trace formats: reads Mooncake, Azure, BurstGPT, Dynamo and ServeGen traces, and writes traces."""
+"""Trace formats: reads traces of services, load generators and spans, by classes and by tables, and writes traces."""

@@ -7,12 +7,11 @@ as well. Rows of other events (payloads, tools) are passed over, and a row may s
 Source: NVIDIA Dynamo's request trace reference, schema version 1.
 """
 
-from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.kernel.values import JsonObject
-from penstock.traffic import trace_slices
-from penstock.traffic.formats.log_rows import EndedRequest, LogRows
+from penstock.traffic.formats.time_units import TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import RowProblem, hashes_of, number_of, object_of, tokens_of
 from penstock.traffic.traffic_request import TrafficRequest
 
@@ -20,14 +19,12 @@ SCHEMA = "dynamo.request.trace.v1"
 OTHER_EVENTS = ("request_payload", "tool_start", "tool_end", "tool_error")
 
 
-class DynamoTrace(LogRows):
+class DynamoTrace(TimedRows):
     """Iterate over the requests of a trace, in order of arrival; ``at`` counts from the first of them."""
 
-    format: ClassVar[str] = "dynamo"
-    _zero: float | None = None
-
-    def __iter__(self) -> Iterator[TrafficRequest]:
-        return trace_slices.rebase(super().__iter__())
+    format = "dynamo"
+    unit: TimeUnit | None = "ms"
+    window: ClassVar[int | None] = None
 
     @staticmethod
     def recognises(line: str | bytes) -> bool:
@@ -38,8 +35,8 @@ class DynamoTrace(LogRows):
             return False
         return row.get("schema") == SCHEMA
 
-    def _row(self, line: str | bytes) -> EndedRequest | None:
-        row = _event(object_of(line))
+    def _arrival(self, item: Any) -> TimedRow | None:
+        row = _event(object_of(item))
         event = row.get("event_type")
         if event in OTHER_EVENTS:
             return None
@@ -59,14 +56,8 @@ class DynamoTrace(LogRows):
         if osl == 0:
             self.unanswered += 1
             return None
-        zero = received if self._zero is None else self._zero  # Unix milliseconds lose digits as seconds in a float
-        self._zero = zero
-        return EndedRequest(
-            TrafficRequest(
-                at=(received - zero) / 1000, isl=isl, osl=osl, hash_ids=ids, block_size=size, session=session
-            ),
-            None if ended is None else (ended - zero) / 1000,
-        )
+        arrived = TrafficRequest(at=0.0, isl=isl, osl=osl, hash_ids=ids, block_size=size, session=session)
+        return TimedRow(at=received, end=ended, request=arrived)
 
 
 def _event(row: JsonObject) -> JsonObject:

@@ -1,10 +1,11 @@
 """Reads and writes Mooncake traces: JSON lines with hash ids of 512-token blocks <-> `TrafficRequest`s.
 
-A row has ``timestamp`` (milliseconds), ``input_length``, ``output_length`` (tokens) and ``hash_ids``; the names that
+A row has ``timestamp`` (milliseconds, unless the rows show another unit, see `time_units`), ``input_length``,
+``output_length`` (tokens) and ``hash_ids``; the names that
 other tools write (``created_time``, ``input_tokens``, ``output_tokens``) are taken as well, and so are ``session_id``
 and ``delay`` (milliseconds after the session's turn before). A later turn with a delay may leave its timestamp out:
-it then counts from that of the turn before. We also write, and take, ``block_size`` where it is not 512, and
-``kind`` and ``program_id``. Other fields are ignored.
+it then counts from that of the turn before. We also write, and take, ``block_size`` where it is not 512, ``kind`` and
+``program_id``, and in the first row ``time_unit``. Other fields are ignored.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,10 +15,12 @@ import msgspec
 
 from penstock.kernel.values import JsonObject
 from penstock.traffic.formats.block_numbering import numbered
+from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
+    TIME_MOST,
     Lines,
     RowProblem,
-    Rows,
     hashes_of,
     number_of,
     object_of,
@@ -26,30 +29,33 @@ from penstock.traffic.formats.trace_rows import (
 from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
 
 
-class MooncakeTrace(Rows[TrafficRequest]):
-    """Iterate over the requests of a trace, in the order of its rows.
+class MooncakeTrace(TimedRows):
+    """Iterate over the requests of a trace, in order of arrival; ``at`` counts from 0 of its clock.
 
     Args:
-        lines: the file's lines; blank ones are passed over.
         block_size: tokens per hash id, where a row does not say it.
-        name: of the file, for errors.
-        skip_bad: leave bad rows out and count them in ``skipped`` instead of raising `BadRow`.
+        lines, time_unit, name, skip_bad: see `TimedRows`.
     """
 
-    format: ClassVar[str] = "mooncake"
+    format = "mooncake"
+    documented: ClassVar[TimeUnit | None] = "ms"
+    from_first = False
 
     def __init__(
-        self, lines: Lines, *, block_size: int = TRACE_BLOCK, name: str | None = None, skip_bad: bool = False
+        self,
+        lines: Lines,
+        *,
+        block_size: int = TRACE_BLOCK,
+        time_unit: TimeUnit | None = None,
+        name: str | None = None,
+        skip_bad: bool = False,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"a trace block has at least 1 token, not {block_size}")
-        super().__init__(lines, name=name, skip_bad=skip_bad)
+        super().__init__(lines, time_unit=time_unit, name=name, skip_bad=skip_bad)
         self._block_size = block_size
-        self._last: dict[str, tuple[int, float]] = {}
-        """session -> number and milliseconds of its latest turn"""
-
-    def __iter__(self) -> Iterator[TrafficRequest]:
-        return self.good()
+        self._last: dict[str, float] = {}
+        """Session -> time of its latest row."""
 
     @staticmethod
     def recognises(line: str | bytes) -> bool:
@@ -59,8 +65,10 @@ class MooncakeTrace(Rows[TrafficRequest]):
         except RowProblem:
             return False
 
-    def _row(self, line: str | bytes) -> TrafficRequest:
-        row = object_of(line)
+    def _arrival(self, item: Any) -> TimedRow:
+        row = object_of(item)
+        if self.rows == 1 and row.get("time_unit") in PER_SECOND:
+            self.unit = row["time_unit"]
         session = row.get("session_id")
         if session is not None and not isinstance(session, str | int):
             raise RowProblem("session_id", session, "a session is a string or a number")
@@ -80,22 +88,19 @@ class MooncakeTrace(Rows[TrafficRequest]):
         if program is not None and not isinstance(program, str):
             raise RowProblem("program_id", program, "a program is a string")
         hash_ids = hashes_of("hash_ids", row.get("hash_ids"), -(-isl // size), size, isl)
-        turn = 0
         if name is not None:
-            turn = 0 if before is None else before[0] + 1
-            self._last[name] = (turn, at)
-        return TrafficRequest(
-            at=at / 1000,
+            self._last[name] = at
+        request = TrafficRequest(
+            at=0.0,
             isl=isl,
             osl=osl,
             hash_ids=hash_ids,
             block_size=size,
             session=name,
             program=program,
-            turn=turn,
-            think=None if pause is None else pause / 1000,
             kind=kind,
         )
+        return TimedRow(at=at, request=request, think=pause)
 
 
 def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
@@ -107,6 +112,7 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
         ValueError: a prompt is not given by hash ids.
     """
     begun: set[str] = set()
+    first = True
     for request in numbered(requests):
         row: JsonObject = {
             "timestamp": _milliseconds(request.at),
@@ -114,6 +120,9 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
             "output_length": request.osl,
             "hash_ids": request.hash_ids,
         }
+        if first:
+            row["time_unit"] = "ms"
+            first = False
         if request.block_size != TRACE_BLOCK:
             row["block_size"] = request.block_size
         if request.session is not None:
@@ -135,14 +144,14 @@ def _milliseconds(seconds: float) -> float | int:
 
 def _pause(row: JsonObject) -> float | None:
     name, value = _field(row, "delay", "delay_ms")
-    return None if value is None else number_of(name, value, "milliseconds")
+    return None if value is None else number_of(name, value, "a time in numbers")
 
 
-def _timestamp(row: JsonObject, before: tuple[int, float] | None, pause: float | None) -> float:
+def _timestamp(row: JsonObject, before: float | None, pause: float | None) -> float:
     name, value = _field(row, "timestamp", "created_time")
     if value is None and before is not None and pause is not None:
-        return before[1] + pause
-    return number_of(name, value, "milliseconds")
+        return before + pause
+    return number_of(name, value, "a time in numbers", most=TIME_MOST)
 
 
 def _field(row: JsonObject, *names: str) -> tuple[str, Any]:

@@ -7,14 +7,15 @@ planned output length is known, and counted as unanswered where it is not.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from penstock.kernel.hashing import chain
 from penstock.kernel.request_record import RequestRecord
 from penstock.traffic.formats.block_numbering import numbered
-from penstock.traffic.formats.log_rows import EndedRequest, LogRows
+from penstock.traffic.formats.time_units import TimeUnit
+from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import Lines, RowProblem, object_of, tokens_of
 from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
 
@@ -24,7 +25,7 @@ MODEL = "trace"
 _decode = msgspec.json.Decoder(RequestRecord).decode
 
 
-class RunRecordsTrace(LogRows):
+class RunRecordsTrace(TimedRows):
     """Iterate over the requests of a run, in order of arrival; ``at`` counts from the start of the run.
 
     Args:
@@ -34,7 +35,10 @@ class RunRecordsTrace(LogRows):
         name, skip_bad: see `Rows`.
     """
 
-    format: ClassVar[str] = "records"
+    format = "records"
+    unit: TimeUnit | None = "s"
+    from_first = False
+    window: ClassVar[int | None] = None
 
     def __init__(
         self, lines: Lines, *, block_size: int | None = None, name: str | None = None, skip_bad: bool = False
@@ -50,14 +54,14 @@ class RunRecordsTrace(LogRows):
         except RowProblem:
             return False
 
-    def _row(self, line: str | bytes) -> EndedRequest | None:
+    def _arrival(self, item: Any) -> TimedRow | None:
         try:
-            record = _decode(line)
+            record = _decode(item)
         except msgspec.ValidationError as error:
             problem, _, path = str(error).partition(" - at `$.")
-            raise RowProblem(path.rstrip("`") or "(whole row)", line, problem) from error
+            raise RowProblem(path.rstrip("`") or "(whole row)", item, problem) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RowProblem("(whole row)", line, f"not JSON ({error})") from error
+            raise RowProblem("(whole row)", item, f"not JSON ({error})") from error
         if not 0.0 <= record.arrival < math.inf:
             raise RowProblem("arrival", record.arrival, "seconds from 0 on are needed")
         wanted = record.osl if record.osl_requested is None else record.osl_requested
@@ -67,7 +71,7 @@ class RunRecordsTrace(LogRows):
         isl = tokens_of("isl", record.isl)
         blocks = record.block_names
         request = TrafficRequest(
-            at=record.arrival,
+            at=0.0,
             isl=isl,
             osl=wanted,
             hash_ids=blocks,
@@ -76,7 +80,8 @@ class RunRecordsTrace(LogRows):
             program=record.program,
             kind=record.service_class,
         )
-        return EndedRequest(request, None if record.e2e is None else record.arrival + record.e2e)
+        end = None if record.e2e is None else record.arrival + record.e2e
+        return TimedRow(at=record.arrival, end=end, request=request)
 
 
 def record_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:

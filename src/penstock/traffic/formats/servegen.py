@@ -22,8 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic.formats.csv_rows import split_cells
-from penstock.traffic.formats.trace_rows import RowProblem, Rows, number_of
+from penstock.traffic.formats.trace_rows import RowProblem, Rows, number_of, split_cells
 from penstock.traffic.lengths import Empirical
 from penstock.traffic.rate_profiles import PiecewiseProfile, TimeWarp, first_gap, gap
 from penstock.traffic.traffic_request import TrafficRequest

@@ -1,10 +1,11 @@
 """`Rows`: base of the trace readers: yields what each row means, and raises or counts the bad ones.
 
-Each format has a class of its own over `Rows`, which says what one row means; all of them are a `TraceRequests`.
+A class over `Rows` says what one row means; those of requests are over `timed_rows`, and each is a `TraceRequests`.
 """
 
+import csv
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -15,20 +16,29 @@ from penstock.traffic.traffic_request import TrafficRequest
 ERRORS_MAX = 10
 """Skipped rows that are kept with their reason; all are counted."""
 TOKENS_MOST = 1 << 31
+TIME_MOST = 1e19
+"""Nanoseconds since 1970 are below it."""
+SIZES = tuple(1 << power for power in range(3, 13))
+"""Sizes of blocks, one of which is named where a prompt's ids don't fit the size that was taken."""
 
 Row = TypeVar("Row")
 Lines = Iterable[str | bytes]
 
 
 class BadRow(ConfigError):
-    """A row of a trace can't be used; says file, line (from 1), field and value."""
+    """A row of a trace can't be used; says file, line (from 1), field and value.
 
-    def __init__(self, line: int, field: str, value: object, problem: str, *, name: str | None = None) -> None:
+    ``place``: what the rows are counted in: lines, or rows of a document.
+    """
+
+    def __init__(
+        self, line: int, field: str, value: object, problem: str, *, name: str | None = None, place: str = "line"
+    ) -> None:
         shown = repr(value)
         if len(shown) > 60:
             shown = shown[:57] + "..."
         super().__init__(
-            f"{name or 'trace'} line {line}, field {field}: {problem}, got {shown}",
+            f"{name or 'trace'} {place} {line}, field {field}: {problem}, got {shown}",
             hint="correct the row, or skip bad rows and have them counted",
         )
         self.line = line
@@ -47,10 +57,19 @@ class RowProblem(ValueError):
 
 
 class TraceRequests(Protocol):
-    """The requests of a trace, and how many of its rows were none; the counts are final after the last request."""
+    """The requests of a trace, and how many of its rows were none; the counts are final after the last request.
 
-    format: ClassVar[str]
+    ``timed``: whether rows say when they arrived; where not, every request has ``at`` 0. ``notes``: what was taken for
+    granted, for people to read. ``clock``: in which unit the times were read, as a sentence's end; empty where the
+    format leaves no choice.
+    """
+
+    format: str
     name: str | None
+    place: str
+    timed: bool
+    notes: list[str]
+    clock: str
     rows: int
     skipped: int
     unanswered: int
@@ -73,6 +92,8 @@ class Rows(Generic[Row]):
         skip_bad: leave bad rows out and count them in ``skipped`` instead of raising `BadRow`.
     """
 
+    place = "line"
+
     def __init__(self, lines: Lines, *, name: str | None = None, skip_bad: bool = False) -> None:
         self.name = name
         self.rows = 0
@@ -88,14 +109,12 @@ class Rows(Generic[Row]):
         Raises:
             BadRow: where bad rows are not skipped.
         """
-        for number, line in self._lines:
-            if not line.strip():
-                continue
+        for number, item in self._items():
             self.rows += 1
             try:
-                row = self._row(line)
+                row = self._row(item)
             except RowProblem as problem:
-                error = BadRow(number, problem.field, problem.value, problem.problem, name=self.name)
+                error = BadRow(number, problem.field, problem.value, problem.problem, name=self.name, place=self.place)
                 if not self._skip_bad:
                     raise error from problem
                 self.skipped += 1
@@ -105,7 +124,11 @@ class Rows(Generic[Row]):
             if row is not None:
                 yield row
 
-    def _row(self, line: str | bytes) -> Row | None:
+    def _items(self) -> Iterator[tuple[int, Any]]:
+        """Yield what stands for a row, with its number: a line that is not blank."""
+        return ((number, line) for number, line in self._lines if line.strip())
+
+    def _row(self, item: Any) -> Row | None:
         """Return what a row means, or None where it is no request; raise `RowProblem` where it is bad."""
         raise NotImplementedError
 
@@ -154,5 +177,19 @@ def hashes_of(name: str, value: object, wanted: int, size: int, isl: int) -> lis
         if type(each) is not int or not 0 <= each < 1 << 64:
             raise RowProblem(name, each, "each is a whole number from 0 to 2^64 - 1")
     if len(value) != wanted:
-        raise RowProblem(name, value, f"{isl} tokens in blocks of {size} have {wanted} ids, not {len(value)}")
+        problem = f"{isl} tokens in blocks of {size} have {wanted} ids, not {len(value)}"
+        fitting = next((each for each in SIZES if -(-isl // each) == len(value)), None)
+        hint = "" if fitting is None else f" (blocks of {fitting} would fit: --trace-block-size {fitting})"
+        raise RowProblem(name, value, problem + hint)
     return value
+
+
+def split_cells(line: str | bytes, delimiter: str = ",") -> list[str]:
+    """Cut a line of CSV into its cells."""
+    text = text_of(line).strip("\r\n ")
+    if '"' not in text:
+        return [cell.strip() for cell in text.split(delimiter)]
+    try:
+        return [cell.strip() for cell in next(csv.reader([text], strict=True, delimiter=delimiter))]
+    except (csv.Error, StopIteration) as error:
+        raise RowProblem("(whole row)", text, f"not a row of CSV ({error})") from error
