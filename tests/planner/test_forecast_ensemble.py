@@ -209,3 +209,56 @@ def test_what_is_kept_and_read_again_forecasts_the_same():
         forecast.add(count, 7.0)
         twin.add(count, 7.0)
     assert (forecast.quantiles(HORIZONS) == twin.quantiles(HORIZONS)).all()
+
+
+def beat(
+    every: float, seconds: float, more: float, low: float, high: float, slow: float, jitter: float = 0.0
+) -> Curved:
+    """Return a slow wave with so much more for some seconds of each period, which begins a little early or late."""
+    dice = random.Random(f"{every} {slow}")
+    late = [dice.uniform(-jitter, jitter) for _ in range(200)]
+
+    def rate(at: float) -> float:
+        number = int(at // every)
+        wave = (low + high) / 2.0 - (high - low) / 2.0 * math.cos(2.0 * math.pi * at / slow)
+        return wave + (more if 0.0 <= at - number * every - every / 3.0 - late[number] < seconds else 0.0)
+
+    return rate
+
+
+@pytest.mark.parametrize(
+    ("rate", "every"),
+    [
+        (beat(900.0, 180.0, 4.5, 1.5, 4.0, 7200.0), 900.0),
+        (beat(900.0, 180.0, 4.5, 1.5, 4.0, 7200.0, jitter=20.0), 900.0),
+        (beat(900.0, 180.0, 4.0, 1.0, 5.0, 5400.0), 900.0),
+        (beat(420.0, 120.0, 3.0, 1.5, 4.0, 3600.0), 420.0),
+        (beat(600.0, 300.0, 4.0, 2.0, 2.0, 1e9), 600.0),
+        (beat(1500.0, 240.0, 6.0, 2.0, 3.0, 9000.0), 1500.0),
+    ],
+    ids=["fifteen minutes", "jitter", "a steep wave", "seven minutes", "square", "twenty-five minutes"],
+)
+def test_a_beat_that_was_there_three_times_is_foreseen(rate: Curved, every: float) -> None:
+    known, bins = int(3.2 * every / WIDTH), int(7.0 * every / WIDTH)
+    counts = arrivals(rate, bins, 3)
+    forecast = RateForecast(WIDTH)
+    ours = last = 0.0
+    for number, count in enumerate(counts):
+        forecast.add(count, WIDTH)
+        if number >= known:
+            then = rate((number + 8.5) * WIDTH)
+            ours += abs(float(forecast.quantiles((8.0 * WIDTH,), (0.5,))[0, 0]) - then)
+            last += abs(sum(counts[number - 3 : number + 1]) / 4.0 / WIDTH - then)
+    pattern = forecast.pattern()
+    assert pattern is not None
+    period, saved = pattern
+    assert abs(period % every) <= 2 * WIDTH or abs(every - period % every) <= 2 * WIDTH
+    assert saved > 0.3 and ours < 0.55 * last
+
+
+def test_chance_has_no_pattern() -> None:
+    for seed in range(4):
+        forecast = fed(arrivals(wandering(seed), 400, seed))
+        steady = fed(arrivals(lambda at: 4.0, 400, seed))
+        assert steady.pattern() is None or steady.pattern()[1] < 0.2  # type: ignore[index]
+        assert forecast.pattern() is None or forecast.pattern()[1] < 0.5  # type: ignore[index]

@@ -153,7 +153,11 @@ def _forecast(models: Mapping[str, ModelTick]) -> Iterable[str]:
             continue  # a plugin's forecast, for other moments
         weights = sorted(predicted.get("weights", {}).items(), key=lambda item: -item[1])
         believed = ", ".join(f"{name} {percent(weight)}" for name, weight in weights if weight >= WEIGHT_LEAST)
-        yield f"{model}: {', '.join(words)}" + _after(believed, f"; {predicted['source']} of ")
+        period = predicted.get("period")
+        line = f"{model}: {', '.join(words)}" + _after(believed, f"; {predicted['source']} of ")
+        if period is not None:
+            line += f"; a pattern of {seconds_text(period)}, which saves {percent(predicted['saved'])} of the error"
+        yield line
 
 
 def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:

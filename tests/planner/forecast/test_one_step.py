@@ -59,3 +59,17 @@ def test_who_is_restored_says_the_same(make: Callable[[], Predictor]) -> None:
         assert one.predict() == other.predict()
         one.add(float(n))
         other.add(float(n))
+
+
+@pytest.mark.parametrize("period", [4, 6, 10, 12, 20])
+def test_a_square_pattern_is_followed_by_the_ensemble(period: int) -> None:
+    found = EnsemblePredictor()
+    ours = last = 0.0
+    values = [100.0 if number % period < period // 2 else 20.0 for number in range(8 * period)]
+    for number, value in enumerate(values):
+        if number > 4 * period:
+            expected = found._next()
+            assert expected is not None
+            ours, last = ours + abs(expected - value), last + abs(values[number - 1] - value)
+        found._learn(value)
+    assert ours < 0.6 * last

@@ -162,6 +162,21 @@ class RateForecast(Remembering):
             for expert, weight in zip(self.experts, self._weights(number), strict=True)
         }
 
+    def pattern(self) -> tuple[float, float] | None:
+        """Return the period in seconds that most of the mixture follows, and the share of the error that this saves.
+
+        The errors are those at the middle horizon of forecasts made before, so none was made of what it is held to.
+        """
+        number = len(AHEAD) // 2
+        follows = [isinstance(expert, SeasonalExpert) for expert in self.experts]
+        weights = np.where(follows, self._weights(number), 0.0)
+        best = self.experts[int(np.argmax(weights))]
+        if weights.sum() < 0.5 or not isinstance(best, SeasonalExpert) or best.period is None:
+            return None
+        mean = self._loss[number] / np.maximum(self._judged[number], 1e-9)
+        with_it, without = mean[int(np.argmax(weights))], float(np.min(mean[~np.asarray(follows)]))
+        return best.period * self.width, round(float(max(0.0, 1.0 - with_it / max(without, 1e-9))), 3)
+
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def _close(self, rate: float) -> None:

@@ -158,8 +158,8 @@ class CurveExpert(Remembering):
 class SeasonalExpert(Remembering):
     """Season: what followed the same moment of the last periods, shifted by the present difference of their means.
 
-    The period is the shortest lag at which the values resemble themselves about as much as at any, once two such periods
-    were observed.
+    The period is the shortest lag at which the values resemble themselves about as much as at any, once two such
+    periods were observed.
 
     Args:
         name: of the expert.

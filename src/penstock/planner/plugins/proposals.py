@@ -51,6 +51,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         quantiles: of the arrival rate (requests/s), by rank, at each of ``horizons`` seconds from now.
         source: which predictor, for display.
         weights: of the predictors in a mixture, by name.
+        period: seconds of the pattern that is followed; None where none is.
+        saved: share of the error that following it saves, beside the best that knows no pattern.
     """
 
     seconds: float
@@ -60,6 +62,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     quantiles: Mapping[float, tuple[float, ...]] = {}
     source: str = ""
     weights: Mapping[str, float] = {}
+    period: float | None = None
+    saved: float = 0.0
 
     def filled(self, weaker: "Prediction") -> "Prediction":
         """Return this prediction, with its empty fields filled from another."""
@@ -67,7 +71,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         if self.requests is None:
             changes["requests"] = weaker.requests
         if not self.quantiles:
-            changes |= {"horizons": weaker.horizons, "quantiles": weaker.quantiles, "weights": weaker.weights}
+            names = ("horizons", "quantiles", "weights", "period", "saved")
+            changes |= {name: getattr(weaker, name) for name in names}
         return msgspec.structs.replace(self, **changes)
 
 

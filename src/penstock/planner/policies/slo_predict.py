@@ -40,6 +40,7 @@ class SloPredict(Remembering):
         if not self.forecast.bins:
             return Predicted(models={})
         quantiles = self.forecast.quantiles(HORIZONS, RANKS)
+        period, saved = self.forecast.pattern() or (None, 0.0)
         middle = quantiles[RANKS.index(0.5)]
         seconds = HORIZONS[-1]
         return Predicted(
@@ -54,6 +55,8 @@ class SloPredict(Remembering):
                     },
                     source="ensemble",
                     weights=self.forecast.weights(),
+                    period=period,
+                    saved=saved,
                 )
             }
         )
