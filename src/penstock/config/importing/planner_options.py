@@ -437,7 +437,7 @@ def implied(generation: Generation, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # policy load-classic has Dynamo's defaults
     if generation == "frontend":
         return {} if given.get("load_aware") else _absent(given, {"router_mode": "round-robin"})
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     if given.get("environment") == "kubernetes" and not {"prometheus_endpoint"} & set(given):
         asked = {"metric_pulling_prometheus_endpoint": IN_CLUSTER}
     if generation == "sla-classic":
