@@ -299,3 +299,20 @@ async def test_a_node_that_could_not_be_heard_during_an_outage_is_not_silent() -
     with pytest.raises(RequestFailed):
         await controller.reconcile(objects)  # type: ignore[arg-type]
     await controller.reconcile(objects)  # type: ignore[arg-type]  # it would refuse again
+
+
+async def test_a_rollback_amid_a_rollout_keeps_the_pod_that_serves(world: ClusterWorld) -> None:
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    await world.create(workload("Deployment", "web", 1, strategy=rolling))
+    await world.until(lambda: len(world.pods(app="web")) == 1, "a pod")
+    await world.pods_become_ready()
+    await world.until(lambda: world.status("Deployment", "web").get("availableReplicas") == 1, "it serves")
+    (first,) = world.names(app="web")
+    for image, pods in (("engine:2", 2), ("engine:1", 1)):
+        await world.objects.merge(world.get("Deployment", "web"), {"spec": {"template": template(image, "web")}})
+        await world.until(lambda n=pods: len(world.pods(app="web")) == n, f"{pods} pods")  # type: ignore[misc]
+        assert first in world.names(app="web")
+    await world.until(
+        lambda: world.status("Deployment", "web").get("observedGeneration") == 3, "the controller has seen it"
+    )
+    assert world.names(app="web") == [first]

@@ -107,6 +107,8 @@ def _check_prediction(model: str, prediction: Prediction) -> None:
     numbers = {
         "seconds": prediction.seconds,
         "requests": prediction.requests,
+        "period": prediction.period,
+        "saved": prediction.saved,
         **msgspec.structs.asdict(prediction.shape),
     }
     for name, value in numbers.items():

@@ -232,6 +232,7 @@ export type ModelStatus = {
 
 export type ModelTick = {
   health: string;
+  why?: string;
   rate?: number | null;
   shape?: RequestShape_float___None_;
   ttft?: number | null;
@@ -283,6 +284,7 @@ export type PlannerReport = {
   outcome: string;
   pools: {[name: string]: PoolTick};
   health: {[name: string]: string};
+  unread?: {[name: string]: string};
   plugins?: {[name: string]: string};
   reason?: Reason[];
   why?: string;
@@ -371,6 +373,7 @@ export type Replica = {
   start?: StartRecord | null;
   asleep?: boolean;
   host_memory?: number | null;
+  outdated?: string | null;
 };
 
 export type RequestEnd = {

@@ -60,7 +60,8 @@ class _Rollout:
 
     @property
     def old(self) -> list[JsonObject]:
-        return [each for each in self.all if each is not self.new]
+        new = None if self.new is None else self.new["metadata"]["name"]
+        return [each for each in self.all if each["metadata"]["name"] != new]
 
     async def _choose_new(self) -> None:
         """Make the ReplicaSet of the present template, or raise the revision of one that there was before."""
@@ -107,8 +108,6 @@ class _Rollout:
         new, old = self.new, self.old
         if new is None:  # paused before its first rollout, or its name is taken
             return
-        if any(_count(each, "observedGeneration") != each["metadata"]["generation"] for each in self.all):
-            return  # what is available is not known yet: a count of before would take away the last pod
         if self.recreate:
             for each in old:
                 await self._resize(each, 0)
