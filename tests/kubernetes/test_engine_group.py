@@ -87,3 +87,30 @@ def test_a_group_ends_with_any_of_its_pods() -> None:
     assert group.end() == "lost its pod g-0-1, which was deleted" and not group.deleted
     group.take("g-0", None)
     assert group.deleted
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "more", "words"),
+    [
+        ({"strategy": {"main": {"maxSurge": 0, "maxUnavailable": 0}}}, {}, "no pod could be replaced"),
+        ({"strategy": {"main": {"maxSurge": 2}}}, {}, "spec.kubernetes"),
+        ({"strategy": {"main": {"surge": 1}}}, {}, "surge"),
+        ({"strategy": {"mian": {"maxSurge": 0}}}, {}, "pool mian, and there is none"),
+        ({"scaled": "other"}, {}, "no such pool"),
+        ({}, {"replicas": 3}, "the pools are a, b"),
+    ],
+)
+def test_a_spec_that_can_not_be_carried_out_names_its_place(
+    kubernetes: JsonObject, more: JsonObject, words: str, tmp_path: Path
+) -> None:
+    pools = {"a": {}, "b": {}} if more else {"main": {}}
+    written = {"models": {"m": {"pools": pools}}, "kubernetes": kubernetes, **more}
+    with pytest.raises(ConfigError, match=words):
+        read_spec({"metadata": {"name": "demo", "namespace": "llm"}, "spec": written}, tmp_path)
+
+
+def test_the_replicas_of_a_spec_are_those_of_the_pool_that_it_names(tmp_path: Path) -> None:
+    written = {"models": {"m": {"pools": {"a": {}, "b": {}}}}, "kubernetes": {"scaled": "b"}, "replicas": 7}
+    spec = read_spec({"metadata": {"name": "demo", "namespace": "llm"}, "spec": written}, tmp_path)
+    assert {name: pool.replicas for name, pool in spec.settings.models["m"].pools.items()} == {"a": 4, "b": 7}
+    assert spec.scaled == "b" and "replicas: 7" in spec.config

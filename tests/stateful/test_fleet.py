@@ -25,7 +25,7 @@ def as_desired(world: FleetWorld) -> str | None:
     ends = [state for revision, state in world.restarts.items() if not (waits and revision == OUTDATED.revision)]
     if (state.restart is not None and not waits) or state.next_restart is not None or "running" in ends:
         return f"a restart never ends: {state.restart}"
-    if waits and any("last engine" not in why and "can have" not in why for why in state.restart.waits.values()):
+    if waits and any("no GPU is free" not in why and "can have" not in why for why in state.restart.waits.values()):
         return f"outdated engines are replaced by nobody: {state.restart}"
     for name, pool in fleet.pools().items():
         own = state.pools[name]

@@ -163,8 +163,8 @@ class RollingRestart:
             self._apply(now, pool)
         elif not self._may_lack(restart, pool) and restart.order.outdated:
             return (
-                f"it is its pool's last engine, and no GPU is free for a successor: free {pool.gpus}, or let the pool "
-                "be without it for a while (maxUnavailable: 1)"
+                f"no GPU is free for its successor, and the pool may lack none meanwhile: free {pool.gpus}, or set "
+                "maxUnavailable to 1"
             )
         elif not self._may_lack(restart, pool):
             self._end(
@@ -180,8 +180,9 @@ class RollingRestart:
 
     def _may_lack(self, restart: RestartState, pool: FleetPool) -> bool:
         """Return whether a pool may have one engine less than are desired for a while."""
-        allowed = pool.max_unavailable
-        return restart.order.force or (self._scaling.desired(pool) >= 2 if allowed is None else allowed > 0)
+        if restart.order.force or pool.max_unavailable is not None:
+            return restart.order.force or pool.max_unavailable == 1
+        return not pool.max_surge or self._scaling.desired(pool) >= 2
 
     def _gives_way(self, restart: RestartState, pool: FleetPool, worker: str, lives: list[Life]) -> bool:
         """Return whether an engine makes room for its successor, which has none."""

@@ -50,7 +50,7 @@ _KUBERNETES: JsonObject = {
         "strategy": {
             "type": "object",
             "description": "How pods of an older template are replaced, by pool, as Deployments have it. Unset is one "
-            "more where there is room, else one less where several are wanted; both 0 replaces none.",
+            "more where there is room, else one less where several are wanted; both 0 is refused.",
             "additionalProperties": {
                 "type": "object",
                 "properties": {

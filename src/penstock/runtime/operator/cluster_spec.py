@@ -67,6 +67,12 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
         kubernetes = msgspec.convert(spec.pop("kubernetes", {}), KubernetesPart)
     except msgspec.ValidationError as error:
         raise ConfigError(f"spec.kubernetes: {error}") from error
+    for name, strategy in kubernetes.strategy.items():
+        if (strategy.max_surge, strategy.max_unavailable) == (0, 0):
+            raise ConfigError(
+                f"spec.kubernetes.strategy.{name}: maxSurge and maxUnavailable are 0, so that no pod could be replaced",
+                hint="set one of them to 1",
+            )
     replicas = spec.pop("replicas", None)
     spec["name"] = metadata["name"]
     for path, value in IN_PODS.items():
@@ -75,6 +81,12 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
     file = folder / "spec.yaml"
     file.write_text(yaml.safe_dump(spec, sort_keys=False))
     settings = load(file).settings
+    there = {name for entry in settings.models.values() for name in entry.pools}
+    for name in (*kubernetes.strategy, *kubernetes.hosts):
+        if name not in there:
+            raise ConfigError(
+                f"spec.kubernetes names pool {name}, and there is none", hint=f"name one of {', '.join(sorted(there))}"
+            )
     settings, scaled = _scaled(settings, kubernetes.scaled, replicas)
     frontend = settings.frontend
     # One or several: with any number of others a frontend does the same, so that an autoscaler restarts none.
