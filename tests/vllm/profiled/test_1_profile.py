@@ -21,8 +21,8 @@ from penstock.runtime.planning.planner_inputs import inputs_of
 from tests.vllm.server import MODEL, VllmServer
 
 SHAPE = RequestShape(400.0, 40.0)
-SECONDS = 240.0
-"""Of measuring; a pass of this model takes some milliseconds on an idle machine."""
+SECONDS = 900.0
+"""Of measuring at most: some 100 on an idle machine; beside a compiler 240 were over before several streams were tried."""
 OFF = 0.5
 """Relative error of a mean that fails: the machine has two cores, and other processes."""
 
