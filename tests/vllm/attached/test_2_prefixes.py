@@ -5,14 +5,16 @@ import random
 from tests.live.cluster import Served
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.attached.conftest import WORKERS
+from tests.vllm.attached.heard import all_heard
 from tests.vllm.server import BLOCK, VllmServer
+from tests.vllm.truth import Truth
 
 GROUPS, EACH = 6, 5
 SHARED = 8 * BLOCK
 
 
 async def test_each_prefix_stays_on_one_server_whose_counters_show_its_hits(
-    servers: tuple[VllmServer, VllmServer], front: Served
+    servers: tuple[VllmServer, VllmServer], front: Served, truths: dict[str, Truth]
 ) -> None:
     rng = random.Random(11)
     for server in servers:
@@ -23,6 +25,7 @@ async def test_each_prefix_stays_on_one_server_whose_counters_show_its_hits(
     answers: list[list[Answer]] = [[] for _ in prefixes]
     async with asking() as http:
         for _ in range(EACH):
+            await all_heard(front, truths)
             for group, prefix in enumerate(prefixes):
                 own = [rng.randrange(300, 2000) for _ in range(rng.randrange(5, 60))]
                 answers[group].append(await ask(http, front.url, completion([*prefix, *own], 4)))

@@ -22,7 +22,7 @@ from tests.vllm.server import MODEL, VllmServer
 
 SHAPE = RequestShape(400.0, 40.0)
 SECONDS = 900.0
-"""Of measuring at most: some 100 on an idle machine; beside a compiler 240 were over before several streams were tried."""
+"""Of measuring at most: some 100 on an idle machine; beside a compiler 240 were too few for several streams."""
 OFF = 0.5
 """Relative error of a mean that fails: the machine has two cores, and other processes."""
 
