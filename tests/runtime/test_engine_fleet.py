@@ -3,10 +3,11 @@
 import asyncio
 from pathlib import Path
 
+from penstock.adapters.connectors.engine_process import EngineProcess
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.cluster_settings import SuperviseSettings
-from penstock.runtime.cluster_state.membership import key_of
+from penstock.runtime.cluster_state.membership import card_of, key_of
 from penstock.runtime.supervision import engine_fleet
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.testing import card
@@ -28,4 +29,18 @@ async def test_an_entry_is_written_once_the_store_is_back(tmp_path: Path, monkey
     assert fleet.workers == 1
     await fleet.stop()
     assert not await MemoryStore(space).list(key_of("w"))
+    state.close()
+
+
+async def test_a_server_whose_url_ends_with_a_slash_stays_the_one_that_it_was(tmp_path: Path) -> None:
+    space = MemorySpace()
+    state = StateFile.open(tmp_path / "state", "test")
+    fleet = EngineFleet(MemoryStore(space), SuperviseSettings(), state, logs=tmp_path, ttl=10.0, env={})
+    known = card("w", url="http://127.0.0.1:9")
+    await fleet._announce(known, draining=False)
+    await fleet.publish(EngineProcess("w", "p", "http://127.0.0.1:9/", None, {}), known.role, draining=False)
+    (raw,) = (await MemoryStore(space).list(key_of("w"))).values()
+    again = card_of(raw)
+    assert again is not None and again.epoch > known.epoch and again.started_epoch == known.incarnation
+    await fleet.stop()
     state.close()

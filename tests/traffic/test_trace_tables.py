@@ -295,6 +295,14 @@ def test_a_span_inside_a_requests_span_is_no_second_request() -> None:
     assert (trace.rows, trace.unanswered) == (6, 1)
 
 
+def test_spans_that_say_they_are_in_each_other_end_nothing() -> None:
+    times = {"startTimeUnixNano": str(ns(0.0)), "attributes": []}
+    circle = [{"spanId": one, "parentSpanId": other, **times} for one, other in ("ab", "ba", "cc")]
+    inside = span(ROWS[0], id="in", parent="a")
+    found, _ = read([otlp([each]) for each in (*circle, inside, span(ROWS[1], id="own", parent="own"))])
+    assert [each.isl for each in found] == [ROWS[0].prompt, ROWS[1].prompt]
+
+
 def test_turns_of_a_chat_share_what_was_said_before_them() -> None:
     turns = [{"from": "human", "value": "q" * 400}, {"from": "gpt", "value": "a" * 200}] * 2
     found, trace = read([json.dumps([{"id": "c", "conversations": turns}, {"id": "d", "conversations": turns}])])

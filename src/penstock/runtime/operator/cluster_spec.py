@@ -101,15 +101,20 @@ def read_spec(resource: JsonObject, folder: Path) -> ClusterSpec:
     return ClusterSpec(settings, frontend.processes, resolved_yaml(in_pods), lasting, kubernetes, scaled)
 
 
-def _scaled(settings: ClusterSettings, named: str | None, replicas: int | None) -> tuple[ClusterSettings, str | None]:
-    """Return settings with ``spec.replicas`` in the pool that it is of, and that pool's name."""
+def engine_pools(settings: ClusterSettings) -> dict[str, tuple[str, str]]:
+    """Return the pools whose engines are pods of ours: by their names in the whole cluster, model and own name."""
     models = settings.models
-    pools = {
+    return {
         pool_prefix(model, len(models)) + name: (model, name)
         for model, entry in models.items()
         for name, pool in entry.pools.items()
         if not pool.attached
     }
+
+
+def _scaled(settings: ClusterSettings, named: str | None, replicas: int | None) -> tuple[ClusterSettings, str | None]:
+    """Return settings with ``spec.replicas`` in the pool that it is of, and that pool's name."""
+    models, pools = settings.models, engine_pools(settings)
     if named is not None and named not in pools:
         raise ConfigError(
             f"spec.kubernetes.scaled is {named!r}, and there is no such pool",

@@ -45,7 +45,7 @@ from penstock.runtime.cluster_state.store_watch import RETRY, follow
 from penstock.runtime.operator import object_names as names
 from penstock.runtime.operator.cluster_crd import cluster_resource
 from penstock.runtime.operator.cluster_entries import own_entries
-from penstock.runtime.operator.cluster_spec import ClusterSpec, read_spec
+from penstock.runtime.operator.cluster_spec import ClusterSpec, engine_pools, read_spec
 from penstock.runtime.operator.engine_group import check_hosts
 from penstock.runtime.operator.frontend_rollout import FrontendRollout
 from penstock.runtime.operator.owned_objects import (
@@ -490,13 +490,7 @@ def _counted(pool: PoolSettings) -> PoolSettings:
 
 def _configured(settings: ClusterSettings) -> dict[str, int]:
     """Return pool -> replicas in the spec."""
-    models = settings.models
-    return {
-        pool_prefix(model, len(models)) + name: pool.replicas
-        for model, entry in models.items()
-        for name, pool in entry.pools.items()
-        if not pool.attached
-    }
+    return {full: settings.models[model].pools[name].replicas for full, (model, name) in engine_pools(settings).items()}
 
 
 def _changed(message: str) -> ClusterNotice:

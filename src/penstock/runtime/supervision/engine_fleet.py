@@ -403,7 +403,8 @@ class EngineFleet:
         To the routers such a worker is a new one: what they know of it, except its KV events, is of its former card.
         """
         known = self._cards.get(engine.worker)
-        if known is None or not (draining or known.url == engine.url):
+        # A card has its address without a slash at the end, which an attached URL may have.
+        if known is None or not (draining or known.url == engine.url.rstrip("/")):
             card = await self._describe(engine, role)
         elif draining:
             card = known

@@ -182,9 +182,9 @@ class TimedRows(Rows[TimedRow]):
         if arrival.span is None:
             return arrival.counts
         self._spans[arrival.span] = (arrival.inside, arrival.counts)
-        above = arrival.inside
-        while arrival.counts and above is not None:
-            above, counts = self._spans.get(above, (None, False))
-            if counts:
-                return False
-        return arrival.counts
+        # Spans that say they are in each other have no end.
+        above, passed, part = arrival.inside, {arrival.span}, False
+        while arrival.counts and not part and above is not None and above not in passed:
+            passed.add(above)
+            above, part = self._spans.get(above, (None, False))
+        return arrival.counts and not part
