@@ -19,6 +19,7 @@ class TakenOver(Driven):
 
     Args:
         known: numbers of those that frontends know.
+        draining: numbers of those to which frontends give no requests any more.
         broken: workers that never serve.
         strategy: ``surge`` and ``unavailable`` of its pool.
     """
@@ -30,6 +31,7 @@ class TakenOver(Driven):
         outdated: Collection[int],
         *,
         known: Collection[int] | None = None,
+        draining: Collection[int] = (),
         gpus: int = 0,
         broken: Collection[str] = (),
         unplaced: Collection[str] = (),
@@ -55,7 +57,8 @@ class TakenOver(Driven):
             )
         )
         for number in adopted if known is None else known:
-            self.post(events.Recalled(worker=f"main-{number}", role="aggregated"))
+            aside = number in draining
+            self.post(events.Recalled(worker=f"main-{number}", role="aggregated", draining=aside))
         self.post(events.Begun())
 
     def answers(self, effect: Effect) -> list[Event]:
@@ -85,6 +88,14 @@ def test_what_is_outdated_is_replaced_and_nothing_else() -> None:
     here = TakenOver(3, (0, 1, 2), outdated=(1,))
     assert here.gone()[3:] == ["spawn main-3", "drain main-1", "stop main-1"]
     assert set(here.states.values()) == {"ready"} and not here.waiting
+
+
+@pytest.mark.parametrize("draining", range(3))
+def test_one_that_drained_already_is_the_one_that_goes(draining: int) -> None:
+    """An operator that is replaced amid a scale-down had told frontends so: with another victim nobody may serve."""
+    here = TakenOver(2, (0, 1, 2), outdated=(), draining=(draining,))
+    assert here.gone()[-2:] == [f"drain main-{draining}", f"stop main-{draining}"]
+    assert here.states == {f"main-{number}": "ready" for number in range(3) if number != draining}
 
 
 def test_on_full_gpus_each_is_drained_before_its_successor_comes() -> None:

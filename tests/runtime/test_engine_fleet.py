@@ -7,7 +7,7 @@ from penstock.adapters.connectors.engine_process import EngineProcess
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.cluster_settings import SuperviseSettings
-from penstock.runtime.cluster_state.membership import card_of, key_of
+from penstock.runtime.cluster_state.membership import entry_of, key_of
 from penstock.runtime.supervision import engine_fleet
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.testing import card
@@ -40,7 +40,7 @@ async def test_a_server_whose_url_ends_with_a_slash_stays_the_one_that_it_was(tm
     await fleet._announce(known, draining=False)
     await fleet.publish(EngineProcess("w", "p", "http://127.0.0.1:9/", None, {}), known.role, draining=False)
     (raw,) = (await MemoryStore(space).list(key_of("w"))).values()
-    again = card_of(raw)
-    assert again is not None and again.epoch > known.epoch and again.started_epoch == known.incarnation
+    again = entry_of(raw)
+    assert again is not None and again.card.epoch > known.epoch and again.card.started_epoch == known.incarnation
     await fleet.stop()
     state.close()

@@ -102,8 +102,9 @@ class FleetWorld:
         for worker in [f"{name}-{n}" for n in adopted]:
             self.processes[worker] = 0
             if dice.random() < 0.7:
-                self.entries[worker], self.requests[worker] = False, dice.randrange(3)
-                self.post(events.Recalled(worker=worker, role="aggregated"))
+                self.entries[worker], self.requests[worker] = dice.random() < 0.3, dice.randrange(3)
+                draining = self.entries[worker]
+                self.post(events.Recalled(worker=worker, role="aggregated", draining=draining))
 
     def settle(self, wrong: Callable[[], str | None], *, whole: bool) -> str | None:
         """Run until all is as desired and stays so, or through the ``whole`` calm; return what is wrong in the end."""

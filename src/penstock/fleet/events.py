@@ -40,10 +40,11 @@ class PoolAdded(Event, frozen=True, kw_only=True):
 
 
 class Recalled(Event, frozen=True, kw_only=True):
-    """Frontends know an adopted replica since before this fleet; ``role``: as what."""
+    """Frontends know an adopted replica since before this fleet; ``role``: as what; ``draining``: give it nothing."""
 
     worker: str
     role: Role
+    draining: bool = False
 
 
 class Begun(Event, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ class Fleet:
             case events.PoolAdded():
                 self._added(now, event)
             case events.Recalled():
-                self._lives.recalled(state.lives[event.worker], event.role)
+                self._lives.recalled(state.lives[event.worker], event)
             case events.Begun():
                 for pool in state.pools.values():
                     self._begin(now, pool)

@@ -87,7 +87,7 @@ class Life(msgspec.Struct, kw_only=True):
     publication: int = 0
     """Of its newest `PublishReplica`."""
     aside: bool = False
-    """Whether that one says that it drains."""
+    """Whether that one, or what frontends knew before this fleet, says that it drains."""
     started: Nanos = 0
     adopted: bool = False
     """Whether it ran before this fleet did: how long its start took is unknown."""

@@ -116,10 +116,10 @@ class ReplicaLives:
         own = self.state.roles.get(life.worker)
         return self.state.pools[life.pool].configured.role if own is None else own.role
 
-    def recalled(self, life: Life, role: Role) -> None:
+    def recalled(self, life: Life, event: events.Recalled) -> None:
         """Frontends know a replica since before."""
         if life.adopted and life.phase == "planned":
-            life.role = role
+            life.role, life.aside = event.role, event.draining
 
     # --- what happened ------------------------------------------------------------------------------------------------
 

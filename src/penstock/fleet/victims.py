@@ -1,7 +1,7 @@
 """Victim rule: which replicas go first where a pool shrinks, and which change their role.
 
-One that does not serve goes first, then one that frontends do not know, then one that is outdated, then the youngest,
-whose cache is the emptiest.
+One that does not serve goes first, then one that frontends do not know or are to give nothing (it was on its way out
+before), then one that is outdated, then the youngest, whose cache is the emptiest.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,13 @@ def leaving_first(lives: Iterable[Life]) -> list[Life]:
     """Sort replicas: those that go first stand first."""
 
     def worth(life: Life) -> tuple[bool | int, ...]:
-        return life.state == "ready", life.role is not None, not life.outdated, -life.created, -life.number
+        return (
+            life.state == "ready",
+            life.role is not None and not life.aside,
+            not life.outdated,
+            -life.created,
+            -life.number,
+        )
 
     return sorted(lives, key=worth)
 

@@ -148,6 +148,10 @@ class OperatorCluster:
         listed = self.get("pods", "-l", labels)["items"]
         return {pod["metadata"]["name"]: pod for pod in listed if not pod["metadata"].get("deletionTimestamp")}
 
+    def addresses(self) -> set[str]:
+        """Return where its engines are; their numbers depend on what was replaced before."""
+        return {pod["status"]["podIP"] for pod in self.pods().values()}
+
     def uids(self) -> set[str]:
         """Return what tells the engines' pods apart, whatever their names are."""
         return {pod["metadata"]["uid"] for pod in self.pods().values()}

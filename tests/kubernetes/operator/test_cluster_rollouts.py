@@ -47,8 +47,7 @@ def test_no_request_fails_in_rollouts_on_full_gpus(cluster: OperatorCluster, kub
         load.goes_on()
     assert not load.failures
     status = cluster.penstock("status", "--cluster", "demo")
-    addresses = {pod["status"]["podIP"] for pod in cluster.pods().values()}
-    assert all(address in status for address in addresses), "frontends know each engine where it is"
+    assert all(at in status for at in cluster.addresses()), "frontends know each engine where it is"
 
 
 def test_a_revert_amid_a_rollout_replaces_only_what_it_must(cluster: OperatorCluster) -> None:

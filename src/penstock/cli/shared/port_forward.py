@@ -76,7 +76,7 @@ class PodClient(AdminClient):
             raise ClusterUnreachable(text, hint="is it there, and may you read its Secret and its pods?") from error
         except HTTPError as error:
             raise ClusterUnreachable(f"the API server can't be reached: {error}", reason=str(error)) from error
-        ready = [pod for pod in pods if lack_of(pod) is None]
+        ready = [pod for pod in pods if lack_of(pod) is None and not pod["metadata"].get("deletionTimestamp")]
         if not ready:
             reasons = "; ".join(f"{pod['metadata']['name']}: {lack_of(pod)}" for pod in pods) or "it has no frontends"
             hint = f"kubectl describe penstock {name} says more"

@@ -35,13 +35,13 @@ def key_of(worker: WorkerId) -> str:
     return WORKERS + worker
 
 
-def card_of(raw: bytes) -> WorkerCard | None:
-    """Return the card of an entry under `WORKERS`; None where it can't be read, or is of a newer release."""
+def entry_of(raw: bytes) -> MembershipEntry | None:
+    """Return an entry under `WORKERS`; None where it can't be read, or is of a newer release."""
     try:
         entry: MembershipEntry = _entries.decode(raw)
     except (msgspec.DecodeError, NewerVersion):
         return None
-    return entry.card
+    return entry
 
 
 class Membership:

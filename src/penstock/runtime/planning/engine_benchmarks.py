@@ -12,7 +12,7 @@ from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Role, WorkerCard
 from penstock.planner.events import Benchmarked
-from penstock.runtime.cluster_state.membership import WORKERS, card_of
+from penstock.runtime.cluster_state.membership import WORKERS, entry_of
 
 log = logging.getLogger("penstock.planner")
 
@@ -46,9 +46,9 @@ class EngineBenchmarks:
                 except StoreUnavailable:
                     cards = {}  # it is read again; membership logs that it can't be read
                 for raw in cards.values():
-                    card = card_of(raw)
-                    if card is not None:
-                        await self._ask(http, card)
+                    entry = entry_of(raw)
+                    if entry is not None:
+                        await self._ask(http, entry.card)
                 await asyncio.sleep(EVERY)
 
     async def _ask(self, http: aiohttp.ClientSession, card: WorkerCard) -> None:

@@ -40,7 +40,7 @@ from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Pool, Replica, Role, WorkerCard, WorkerId
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.desired_state import PoolStatus
-from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry, card_of, key_of
+from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry, entry_of, key_of
 from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
@@ -315,15 +315,16 @@ class EngineFleet:
     async def recall(self) -> None:
         """Take over the entries of engines that were adopted, and delete those of ended ones: a card is of one life."""
         lives = self.driver.fleet.state.lives
-        found = [(key, card_of(raw)) for key, raw in (await self._store.list(WORKERS)).items()]
-        cards = {key: card for key, card in found if card is not None}
-        self.driver.add_leftovers(list(cards.values()))
-        for key, card in cards.items():
+        found = [(key, entry_of(raw)) for key, raw in (await self._store.list(WORKERS)).items()]
+        entries = {key: entry for key, entry in found if entry is not None}
+        self.driver.add_leftovers([entry.card for entry in entries.values()])
+        for key, entry in entries.items():
+            card = entry.card
             life = lives.get(card.id)
             if life is not None and life.adopted:
                 self._cards[card.id] = card
                 self.recalled.add(card.id)
-                self.post(Recalled(worker=card.id, role=card.role))
+                self.post(Recalled(worker=card.id, role=card.role, draining=entry.draining))
             elif life is not None or self._of_mine(card.id):
                 await self._store.delete(key)
 
