@@ -150,3 +150,16 @@ def named(name: str, where: str = "timing.gpu") -> Gpu:
             hint=f"there are {', '.join(GPUS)}; describe others in a YAML file and name that",
         )
     return gpu
+
+
+def gpu_of_sku(sku: str) -> str:
+    """Return our name of a GPU that Kubernetes or Dynamo names: ``h200_sxm``, ``NVIDIA-H100-80GB-HBM3``.
+
+    Raises:
+        ConfigError: no GPU of the table is in it.
+    """
+    plain = "".join(letter for letter in sku.lower() if letter.isalnum())
+    names = [name for name in GPUS if name in plain]
+    if not names:
+        raise ConfigError(f"the GPU {sku!r} is not in the table", hint=f"there are {', '.join(GPUS)}")
+    return max(names, key=len)  # gb200 has b200 in it

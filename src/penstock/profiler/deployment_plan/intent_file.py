@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 
 from penstock.config.reading.units import UnreadableNumber, parse_number
-from penstock.engine.timing.gpus import GPUS
+from penstock.engine.timing.gpus import gpu_of_sku
 from penstock.kernel.errors import ConfigError, read_hint
 from penstock.kernel.settings import Unit
 from penstock.kernel.values import Slo
@@ -252,19 +252,6 @@ def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
     return Intent(
         request=request, output=Path(str(data.get("metadata", {}).get("name", "plan"))), apply=spec.auto_apply
     )
-
-
-def gpu_of_sku(sku: str) -> str:
-    """Return our name of a GPU that Kubernetes or Dynamo names: ``h200_sxm``, ``NVIDIA-H100-80GB-HBM3``.
-
-    Raises:
-        ConfigError: no GPU of the table is in it.
-    """
-    plain = "".join(letter for letter in sku.lower() if letter.isalnum())
-    names = [name for name in GPUS if name in plain]
-    if not names:
-        raise ConfigError(f"the GPU {sku!r} is not in the table", hint=f"there are {', '.join(GPUS)}")
-    return max(names, key=len)  # gb200 has b200 in it
 
 
 def _at(data: Any, dotted: str) -> object:

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine.timing.gpus import gpu_of_sku
 from penstock.kernel.plurals import counted
 from penstock.profiler.deployment_plan.deployment_config import config_yaml
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.intent_file import gpu_of_sku
 from penstock.profiler.deployment_plan.measured_profiles import with_measured
 from penstock.profiler.deployment_plan.plan_request import PRICES, PlanRequest, checked_request
 from penstock.profiler.deployment_plan.plan_verification import VerifiedDeployment, verified

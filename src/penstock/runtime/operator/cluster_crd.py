@@ -118,6 +118,11 @@ _STATUS: JsonObject = {
         "selector": {**_TEXT, "description": "Label selector of these engines, for an autoscaler."},
         "attainment": {**_TEXT, "description": "Share of requests within the SLO, in the planner's last tick."},
         "gpus": {**_COUNT, "description": "GPUs that the engines have: the cost."},
+        "plan": {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "description": "What spec.request came to: config has the models, SLO and planner that are in force.",
+        },
         "pools": {
             "type": "array",
             "items": _POOL,
@@ -153,6 +158,12 @@ def cluster_crd() -> JsonObject:
         "replicas: what kubectl scale and an autoscaler set.",
     }
     spec["properties"]["kubernetes"] = _KUBERNETES
+    spec["properties"]["request"] = {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+        "description": "What is wanted of a model, in place of its pools: what penstock plan reads (model, engine, "
+        "hardware, slo, workload), or a whole DynamoGraphDeploymentRequest. The operator plans it once.",
+    }
     spec["properties"].pop("name")  # the resource has a name itself
     version = {
         "name": VERSION,

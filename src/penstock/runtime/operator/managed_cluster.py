@@ -24,7 +24,7 @@ from penstock.config.reading.load import resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.config.worker_names import pool_prefix
 from penstock.fleet.gpu_allocator import GpuAllocator
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import JsonObject
 from penstock.runtime.backends import open_relays, open_store
@@ -55,6 +55,7 @@ from penstock.runtime.operator.owned_objects import (
     secret_env,
     secret_texts,
 )
+from penstock.runtime.operator.planned_spec import HELD_BACK, held_back, with_plan
 from penstock.runtime.operator.pod_runner import PodPlan, PodRunner
 from penstock.runtime.operator.pod_template import engine_pod
 from penstock.runtime.operator.resource_status import ClusterNotice, PoolView, event_object, events_of, status_of
@@ -106,6 +107,8 @@ class ManagedCluster:
         self.changed = asyncio.Event()
         self.observed = 0
         """Generation of the spec that was taken last."""
+        self.plan: JsonObject = (resource.get("status") or {}).get("plan") or {}
+        """Of the spec's request: its digest, and the config that it came to."""
         self.folder = RunFolder.create(settings.runs, "operator").path
 
     @property
@@ -146,7 +149,7 @@ class ManagedCluster:
 
     async def _supervise(self) -> None:
         resource = self.resource
-        spec = read_spec(resource, self.folder)
+        spec = await self.read(resource)
         settings = await self._with_secrets(spec.settings)
         (self.folder / "config.yaml").write_text(resolved_yaml(settings))
         await self.apply(spec)
@@ -158,6 +161,17 @@ class ManagedCluster:
             await _Supervision(self, spec, settings, store, secret, revoked).run()
         finally:
             await store.close()
+
+    async def read(self, resource: JsonObject) -> ClusterSpec:
+        """Read a version of the spec, and plan what it requests.
+
+        Raises:
+            ConfigError: it is not right, can't be planned, or is not to be applied.
+        """
+        whole, self.plan = await with_plan(self.client, resource, self.plan, self.folder)
+        if held_back(resource):
+            raise ConfigError(HELD_BACK)
+        return read_spec(whole, self.folder)
 
     async def _with_secrets(self, settings: ClusterSettings) -> ClusterSettings:
         texts = await secret_texts(self.client, self.resource)
@@ -185,6 +199,8 @@ class ManagedCluster:
             StoreUnavailable: the API server can't be written.
         """
         before = self.resource.get("status") or {}
+        if self.plan or "plan" in before:
+            status = {**status, "plan": self.plan or None}
         if {key: value for key, value in before.items() if key in status} == status and ("attainment" in before) == (
             "attainment" in status
         ):
@@ -354,7 +370,7 @@ class _Supervision:
             self.owner.changed.clear()
             resource = self.owner.resource
             try:
-                new = read_spec(resource, self.owner.folder)
+                new = await self.owner.read(resource)
             except PenstockError as error:
                 self.problem = str(error)
                 continue

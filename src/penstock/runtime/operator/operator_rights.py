@@ -14,6 +14,7 @@ OPERATOR_RIGHTS = (
     ResourceRight("leaderworkerset.x-k8s.io", "leaderworkersets", ("get", "list", "create", "delete")),
     ResourceRight("", "secrets", ("get", "create")),
     ResourceRight("", "events", ("create",)),
+    ResourceRight("", "nodes", ("list",)),
     ResourceRight("", "services", ("get", "create", "patch")),
     ResourceRight("", "configmaps", ("get", "create", "patch")),
     ResourceRight("", "serviceaccounts", ("get", "create", "patch")),

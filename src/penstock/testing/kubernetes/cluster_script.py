@@ -24,6 +24,8 @@ class ScriptedNode(msgspec.Struct, frozen=True):
     cpu: str = "64"
     memory: str = "512Gi"
     gpus: int = 8
+    product: str = "NVIDIA-H100-80GB-HBM3"
+    """What NVIDIA's feature discovery calls its GPUs."""
     pods: int = 110
 
 

@@ -17,6 +17,11 @@ from penstock.testing.kubernetes.kubelet.service_proxy import ServiceProxy
 
 log = logging.getLogger(__name__)
 
+NODE_INFO = (
+    *("architecture", "bootID", "containerRuntimeVersion", "kernelVersion", "kubeProxyVersion", "kubeletVersion"),
+    *("machineID", "operatingSystem", "osImage", "systemUUID"),
+)
+"""What a node always says of itself; some clients read no node without."""
 HEARTBEAT_S = 10.0
 """Seconds between two signs of life of a node."""
 LOOK_S = 0.02
@@ -111,6 +116,7 @@ class Kubelet:
         self._heartbeats[scripted.name] = now
         if node is None:
             labels = {"kubernetes.io/hostname": scripted.name, "kubernetes.io/os": "linux"}
+            labels |= {"nvidia.com/gpu.product": scripted.product} if scripted.gpus else {}
             head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": scripted.name, "labels": labels}}
             node = await self._objects.create({**head, "spec": {}})
             if node is None:
@@ -127,7 +133,7 @@ class Kubelet:
         ready = {**new, "lastHeartbeatTime": timestamp(now), "lastTransitionTime": moved}
         addresses = [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": scripted.name}]
         status = {"capacity": room, "allocatable": room, "conditions": [ready], "addresses": addresses}
-        facts = {"kubeletVersion": "v1.35.0", "operatingSystem": "linux", "architecture": "amd64"}
+        facts = {**dict.fromkeys(NODE_INFO, ""), "kubeletVersion": "v1.35.0", "operatingSystem": "linux"}
         await self._objects.set_status(node, {**status, "nodeInfo": facts})
         taints = node["spec"].get("taints") or ()
         if any(taint["key"] == UNREACHABLE for taint in taints):
