@@ -1,7 +1,6 @@
 """LoRA adapters of the simulated engine: loaded and unloaded as vLLM does, with a memory of so many."""
 
 import asyncio
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +104,7 @@ class SimAdapters:
 
 def _is_adapter(path: str) -> bool:
     """Return whether a load of a path would find an adapter: a folder with its config, or an id of a hub."""
-    folder = Path(os.path.expanduser(path))
+    folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
     if (folder / CONFIG_FILE).is_file():
         return True
     # An id is taken for one that the hub has, unless its first part names a folder here.
