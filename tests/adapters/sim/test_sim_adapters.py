@@ -39,7 +39,7 @@ async def test_an_adapter_is_served_from_its_load_to_its_unload(server: RunningS
     assert await load(server, "sql", str(tmp_path)) == (200, "Success: LoRA adapter 'sql' added successfully.")
     assert await asked(server, "sql") == 200
     async with aiohttp.ClientSession() as http:
-        assert await listed_adapters(http, server.url) == ("sql",)
+        assert await listed_adapters(http, server.url, "sim") == ("sql",)
         card = await describe(http, server.url, worker=WorkerId("w"), epoch=1)
     assert (card.adapters, card.adapter_slots) == (("sql",), 2)
     status, text = await load(server, "sql")
