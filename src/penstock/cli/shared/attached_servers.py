@@ -27,7 +27,7 @@ KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
 FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
-class ServedModel(NamedTuple):
+class ListedModel(NamedTuple):
     """A model that a server lists. ``aliases``: its other names there; ``folder``: of its tokenizer on this machine."""
 
     name: str
@@ -59,10 +59,10 @@ def attached_models(
         EngineError: none answers.
     """
     by_model: dict[str, list[str]] = {}
-    found: dict[str, ServedModel] = {}
+    found: dict[str, ListedModel] = {}
     bases, given = [_base(url) for url in urls], msgspec.to_builtins(access)
     keys = read_access(access, "access")
-    named = [(base, ServedModel(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
+    named = [(base, ListedModel(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
     for base, each in named:
         if each.folder is not None or each.name not in found:
             found[each.name] = each
@@ -84,7 +84,7 @@ def attached_models(
     return models
 
 
-def _entry_of(model: ServedModel, models: Collection[str], tokenizer: str | None, pools: JsonObject) -> JsonObject:
+def _entry_of(model: ListedModel, models: Collection[str], tokenizer: str | None, pools: JsonObject) -> JsonObject:
     """Return the settings of a model that was found."""
     aliases = [alias for alias in model.aliases if alias not in models]
     return {"tokenizer": tokenizer or model.folder, "aliases": aliases, "pools": pools}
@@ -108,7 +108,7 @@ def models_of_pods(
         overrides: settings as flags; those of discovery say how to reach the API server.
         access: what the servers ask for.
     """
-    found = [ServedModel(model)] if model is not None else []
+    found = [ListedModel(model)] if model is not None else []
     if not found:
         found = _served(_first_of_pods(selector, overrides), read_access(access, "access"))
     pods: JsonObject = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
@@ -130,14 +130,14 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     return servers[0].url
 
 
-def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, ServedModel]]:
+def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, ListedModel]]:
     """Ask servers for their models; return each with each of its models.
 
     One that does not answer is taken for a server of the model that all others have; where these have several, it is
     left out, and the operator is told.
     """
     while True:
-        known: list[tuple[str, ServedModel]] = []
+        known: list[tuple[str, ListedModel]] = []
         away: dict[str, EngineError] = {}
         for base in bases:
             try:
@@ -151,7 +151,7 @@ def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[t
         time.sleep(ASK_EVERY)
     names = {each.name for _, each in known}
     if len(names) == 1:
-        return [*known, *((base, ServedModel(known[0][1].name)) for base in away)]
+        return [*known, *((base, ListedModel(known[0][1].name)) for base in away)]
     for base, why in away.items():
         click.echo(f"penstock: {base} is left out, since nobody knows which model it serves: {why}", err=True)
     return known
@@ -171,7 +171,7 @@ def _entry(text: str, members: list[str]) -> str:
     return f"{_base(server)}={endpoint}" if equals else text
 
 
-def _served(url: str, access: EngineAccess = OPEN) -> list[ServedModel]:
+def _served(url: str, access: EngineAccess = OPEN) -> list[ListedModel]:
     """Ask a server which models it serves, with the tokenizers in their folders where it runs on this machine.
 
     LoRA adapters, which have a parent, don't count. Entries with one root are names of one model, as vLLM lists those
@@ -202,7 +202,7 @@ def _served(url: str, access: EngineAccess = OPEN) -> list[ServedModel]:
         if str(entry["id"]) not in same:
             same.append(str(entry["id"]))
     return [
-        ServedModel(own[0], tuple(own[1:]), tokenizer_in(Path(root)) if root.startswith("/") else None)
+        ListedModel(own[0], tuple(own[1:]), tokenizer_in(Path(root)) if root.startswith("/") else None)
         for root, own in names.items()
     ]
 
