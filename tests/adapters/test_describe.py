@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.describe import ServerHealth, describe, health, measured_speed
+from penstock.adapters.engines.describe import ServerHealth, describe, health, listed_adapters, measured_speed
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -93,6 +93,21 @@ async def test_a_stock_vllm_is_read_in_full() -> None:
     assert (card.model, card.max_model_len, card.block_size, card.kv_blocks, card.ranks) == ("m", 4096, 32, 512, 2)
     assert card.events == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2") and card.topic == "kv"
     assert card.adapters == ("m-lora",) and card.hash_scheme is None and card.engine == "vllm"
+
+
+async def test_of_a_server_with_several_models_each_has_its_own_adapters() -> None:
+    entries = [
+        {"id": "m", "root": "org/m"},
+        {"id": "m-too", "root": "org/m"},
+        {"id": "n", "root": "org/n"},
+        *({"id": f"{parent}-lora", "parent": parent} for parent in ("m", "m-too", "n", "unlisted")),
+    ]
+    routes = {"/v1/models": {"data": entries}}
+    async with serving(routes) as url, aiohttp.ClientSession() as http:
+        found = {name: await listed_adapters(http, url, name) for name in ("m", "n")}
+        card = await describe(http, url, worker=WorkerId("w"), epoch=1, model="n")
+    assert found == {"m": ("m-lora", "m-too-lora", "unlisted-lora"), "n": ("n-lora", "unlisted-lora")}
+    assert card.model == "n" and card.adapters == found["n"]
 
 
 async def test_a_plain_openai_server_tells_little_and_that_stays_unknown() -> None:

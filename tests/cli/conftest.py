@@ -206,6 +206,7 @@ class FakeCluster:
     chat_error: tuple[int, Any] | None = None
     asked: list[tuple[str, Any]] = field(default_factory=list)
     models: tuple[str, ...] = ("sim",)
+    roots: dict[str, str] = field(default_factory=dict)
     probed: "Probed" = field(default_factory=lambda: Probed())
 
     def answer(self, path: str) -> tuple[int, Any]:
@@ -223,7 +224,7 @@ class FakeCluster:
         if path.startswith("/admin/explain/"):
             return 404, {"error": {"message": "no request x is known", "hint": "the newest 4096 are kept"}}
         if path == "/v1/models":
-            return 200, {"data": [{"id": name} for name in self.models]}
+            return 200, {"data": [{"id": name, "root": self.roots.get(name)} for name in self.models]}
         return 404, {"detail": "what?"}
 
     def events(self) -> Iterator[dict[str, Any]]:

@@ -164,6 +164,17 @@ def test_attach_asks_each_server_and_groups_them_by_model(penstock, started, clu
     assert "stands in pool models.base.pools.attached already" in result.output
 
 
+def test_attach_takes_all_models_of_a_server_and_one_model_by_all_its_names(penstock, started, cluster):
+    cluster.models = ("a", "b", "a-too", "c")
+    cluster.roots = {"a": "org/a", "a-too": "org/a", "c": "org/c"}
+    assert penstock("attach", cluster.url).exit_code == 0
+    models = started[0][1].models
+    assert list(models) == ["a", "b", "c"] and models["a"].aliases == ("a-too",) and not models["b"].aliases
+    assert {model.pools["attached"].urls for model in models.values()} == {(cluster.url,)}
+    assert penstock("attach", cluster.url, "--model", "c").exit_code == 0
+    assert list(started[1][1].models) == ["c"]
+
+
 def test_attach_to_nobody_is_a_sentence(penstock, started):
     result = penstock("attach", "http://127.0.0.1:9")
     assert result.exit_code == 1

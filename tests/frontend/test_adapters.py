@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend.live_settings import tune
+from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.kernel.values import WorkerId
 from penstock.router.settings import RouterSettings
 from penstock.runtime.cluster_state.adapter_registry import AdapterRegistry
@@ -125,6 +127,61 @@ async def test_a_tenants_name_leads_by_weights_to_a_model_and_to_an_adapter_of_a
         tune(s.service, shared({"other": 1.0, "sql": 9.0}))
         node.adapters.registry.set("sql", AdapterSpec(model="m", path=None, by="test"))
         assert {await served(session) for session in range(16)} == {"other"}, "an adapter out of service answers nobody"
+        await node.adapters.close()
+
+
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}),
+    "completions": ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+    "embeddings": ("/v1/embeddings", {"input": "hi"}),
+    "responses": ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}),
+    "count_tokens": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+    "tokenize": ("/tokenize", {"prompt": "hi"}),
+    "detokenize": ("/detokenize", {"tokens": [1]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "may"),
+    [
+        ((), {"m", "nick", "sql", "chat", "mixed"}),
+        (("m",), {"m", "nick"}),
+        (("nick",), {"nick"}),
+        (("sql",), {"sql"}),
+        (("m", "sql"), {"m", "nick", "sql", "mixed"}),
+        (("*",), {"m", "nick", "sql", "chat", "mixed"}),
+        (("s*", "mixed"), {"sql", "mixed"}),
+    ],
+)
+@pytest.mark.parametrize("route", ROUTES)
+async def test_what_a_tenant_may_use_is_the_same_on_every_route(
+    own: tuple[str, ...], may: set[str], route: str
+) -> None:
+    """A model's adapters do not come with it, its aliases do; a shared name does where all behind it may be used."""
+    pools = {"main": PoolSettings()}
+    model = ModelSettings(adapters={"sql": "/adapters/sql", "chat": "/adapters/chat"}, aliases=("nick",), pools=pools)
+    settings = ClusterSettings(
+        models={"m": model},
+        names={"mixed": NameSettings(models={"m": 1.0, "sql": 1.0})},
+        tenants={"acme": TenantSettings(keys=("acme-key",), models=own)},
+    )
+    key, loading = {"authorization": "Bearer acme-key"}, Loading()
+    tokenizer = load_tokenizer("builtin:sim")
+    async with stand(settings=settings, tokenizer=tokenizer, card={"adapter_slots": 4, "engine": "vllm"}) as s:
+        node: Any = s.service.cluster._node  # type: ignore[attr-defined]
+        node.adapters = AdapterLoads(s.live, s.router, AdapterRegistry(settings))
+        node.store = MemoryStore()
+        for engine in s.engines:
+            engine.reply = loading.reply
+        listed = (await (await s.http.get("/v1/models", headers=key)).json())["data"]
+        assert {each["id"] for each in listed} == may
+        path, body = ROUTES[route]
+        for name in ("m", "nick", "sql", "chat", "mixed"):
+            answer = await s.http.post(path, json={**body, "model": name}, headers=key)
+            assert (answer.status != 403) == (name in may), (name, await answer.text())
+            assert answer.status == 403 or answer.status == 200, (name, await answer.text())
+            assert (await s.http.get(f"/v1/models/{name}", headers=key)).status == (200 if name in may else 404)
         await node.adapters.close()
 
 

@@ -67,7 +67,8 @@ async def test_forty_adapters_pass_through_room_for_six(cluster: Served) -> None
 
 def test_what_one_frontend_is_told_every_frontend_knows(cluster: Served, tmp_path: Path) -> None:
     load, unload = f"{cluster.url}/v1/load_lora_adapter", f"{cluster.url}/v1/unload_lora_adapter"
-    status, state, _ = post(load, {"lora_name": "new", "lora_path": "/somewhere/new"})
+    (tmp_path / "adapter_config.json").write_text("{}")
+    status, state, _ = post(load, {"lora_name": "new", "lora_path": str(tmp_path)})
     assert status == 200 and len(state["workers"]) == 1
     known = 0
     for _ in range(200):  # connections go to either process; the other one hears of it through the store
@@ -83,8 +84,8 @@ def test_what_one_frontend_is_told_every_frontend_knows(cluster: Served, tmp_pat
         if unknown == 20:
             break
     assert unknown == 20
-    status, problem, _ = post(load, {"lora_name": "gone", "lora_path": "missing:there"})
-    assert status == 404 and "missing:there" in problem["error"]["message"]
+    status, problem, _ = post(load, {"lora_name": "gone", "lora_path": "/not/there"})
+    assert status == 404 and "/not/there" in problem["error"]["message"]
 
 
 def test_an_adapter_is_on_as_many_workers_as_wanted_also_once_one_is_replaced(cluster: Served) -> None:

@@ -83,3 +83,21 @@ def test_names_defaults_prompt_and_template_hold_together(tmp_path: Path) -> Non
         assert status == 200, answer
         assert answer["changed"]["names.chat.models"]["new"] == {"old": 0.0, "new": 1.0}
         until(lambda: ask(cluster, "chat", "x")[1]["x-penstock-model"] == "new", 10)
+
+
+def test_a_server_with_several_models_is_attached_with_all_of_them(tmp_path: Path) -> None:
+    pools = f"{{main: {{replicas: 1, sim: {FAST}}}}}"
+    config = tmp_path / "two.yaml"
+    config.write_text(f"models: {{a: {{aliases: [a-too], pools: {pools}}}, org/b: {{pools: {pools}}}}}\n")
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    with (
+        served(behind, "up", str(config), "--frontend.port", str(free_port())) as server,
+        served(tmp_path, "attach", server.url, "--frontend.port", str(free_port())) as cluster,
+    ):
+        for name, model in (("a", "a"), ("a-too", "a"), ("org/b", "org/b")):
+            answer, _ = ask(cluster, name, "hello", max_tokens=2)
+            assert answer["model"] == name
+            at_server = server.get("/admin/requests?limit=1")[1]["requests"][0]
+            assert at_server["model"] == model
+        assert {row["model"] for row in cluster.get("/admin/status")[1]["workers"]} == {"a", "org/b"}

@@ -13,6 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings
+from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
+from penstock.config.settings.tenant_settings import JwtSettings, TenantSettings
+from penstock.runtime.cluster_state.placement_sync import FrontendCard
+from penstock.runtime.supervision.supervisor import next_steps
 from tests.live.cluster import Served, served
 
 pytestmark = pytest.mark.live
@@ -27,9 +32,19 @@ models:
     pools: {main: {replicas: 1, sim: {timing: {speed_up: 10}}}}
 frontend:
   port: 0
-  security: {api_keys: [key-of-a-client], admin_keys: [key-of-an-operator]}
+  security: {admin_keys: [key-of-an-operator]API_KEYS}
 planner: {policy: static}
 """
+CONFIGS = {
+    "keys": CONFIG.replace("API_KEYS", ", api_keys: [key-of-a-client]"),
+    "tenants": CONFIG.replace("API_KEYS", "")
+    + """
+tenants:
+  elsewhere: {keys: [key-of-nobody-here], models: [retired]}
+  acme: {keys: [key-of-a-client], models: [second/model]}
+""",
+}
+"""Who asks for a key -> a config; each accepts the keys below."""
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"PENSTOCK_API_KEY": "key-of-a-client", "PENSTOCK_ADMIN_KEY": "key-of-an-operator"}
 
@@ -76,10 +91,40 @@ def printed(text: str) -> list[str]:
     return [*starts, *behind]
 
 
+@pytest.mark.parametrize(
+    ("security", "tenants", "asked", "key"),
+    [
+        (SecuritySettings(), {}, "a", None),
+        (SecuritySettings(api_keys=("k",)), {"t": TenantSettings(keys=("t",), models=("b",))}, "a", "api_keys"),
+        (SecuritySettings(), {"t": TenantSettings(keys=("t",), models=("b",))}, "b", "a key of tenants.t"),
+        (SecuritySettings(), {"t": TenantSettings(key_files=("f",), models=("sql",))}, "sql", "a key of tenants.t"),
+        (SecuritySettings(), {"t": TenantSettings(keys=("t",), models=("gone",))}, "a", "a key of tenants.t"),
+        (
+            SecuritySettings(jwt=JwtSettings(issuer="https://login.example.com", audience="us", tenant_claim="team")),
+            {"t": TenantSettings(models=("b",))},
+            "b",
+            "a token of https://login.example.com for us with the claim team=t",
+        ),
+    ],
+)
+def test_the_key_that_the_printed_commands_want_may_ask_their_model(
+    security: SecuritySettings, tenants: dict[str, TenantSettings], asked: str, key: str | None
+) -> None:
+    models = {"a": ModelSettings(adapters={"sql": "/sql"}), "b": ModelSettings()}
+    settings = ClusterSettings(models=models, tenants=tenants, frontend=FrontendSettings(security=security))
+    card = FrontendCard(id="f", url="http://127.0.0.1:8000", admin_url="", pid=1, plane="", run="r")
+    lines = next_steps(settings, card).splitlines()
+    curl = next(line for line in lines if "curl" in line)
+    assert f'"model": "{asked}"' in curl and ("Bearer $PENSTOCK_API_KEY" in curl) == (key is not None)
+    wanted = [line for line in lines if "export PENSTOCK_API_KEY=" in line]
+    assert len(wanted) == (key is not None) and all(key in line for line in wanted if key)
+
+
 @pytest.mark.slow
-def test_what_is_printed_works_when_it_is_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", CONFIGS)
+def test_what_is_printed_works_when_it_is_copied(tmp_path: Path, asks: str) -> None:
     config = tmp_path / "cluster.yaml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIGS[asks])
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     with served(tmp_path, "up", str(config), env=KEYS) as cluster:
         shown = printed(cluster.text)

@@ -284,7 +284,9 @@ def test_a_run_whose_records_began_anew_is_read_with_the_part_before(tmp_path: P
     assert [found.tick for found in read_ticks(tmp_path)] == [1, 2]
 
 
-async def test_on_a_schedule_a_report_is_drawn_and_a_bad_folder_stops_nothing(tmp_path: Path) -> None:
+async def test_on_a_schedule_a_report_is_drawn_and_a_bad_folder_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ticks = wave(30, lambda n: 8.0)
     scheduled = ScheduledReport(write(tmp_path, ticks), interval=60.0)
     for each in ticks:  # 150 s: due at 65 and 125
@@ -294,6 +296,9 @@ async def test_on_a_schedule_a_report_is_drawn_and_a_bad_folder_stops_nothing(tm
     assert scheduled.drawn == 2
     await scheduled.close()
     assert scheduled.drawn == 3 and (tmp_path / "planner-report.html").exists()
+    caplog.clear()
+    await ScheduledReport(tmp_path / "nowhere", interval=5.0).close()
+    assert not caplog.records, "a planner that failed before its first tick has another reason to name"
     nowhere = ScheduledReport(tmp_path / "nowhere", interval=5.0)
     for each in ticks[:3]:
         nowhere.ticked(each)

@@ -444,6 +444,32 @@ def test_content_that_is_being_encoded_goes_to_the_same_worker_from_any_router()
     assert len(spread) == 5
 
 
+def media_counts(world: RouterWorld) -> dict[str, int]:
+    return world.router.pools["m"].media
+
+
+def test_only_what_was_encoded_counts_as_encoded() -> None:
+    """Of several that ask at once the encode worker encodes each content once; the others find it in its cache."""
+    world = RouterWorld(card("e0", role="encode"), card("a0"))
+    asked = {"r": (CAT,), "s": (CAT, DOG), "t": (DOG, CAT), "u": (MediaItem(),), "v": (MediaItem(),)}
+    for name, media in asked.items():
+        assert only(world.post(arrived(name, media=media)), Dispatch).stage == "encode"
+    for name in asked:
+        last = only(world.post(Staged(id=RequestId(name), attempt=1)), Dispatch)
+        world.post(Finished(id=RequestId(name), attempt=last.attempt, tokens=1))
+    assert media_counts(world) == {"cached": 3, "encoded": 4, "failed": 0, "here": 0}
+
+
+def test_what_no_engine_began_is_not_encoded_there() -> None:
+    world = RouterWorld(card("e0", role="encode"), card("a0"))
+    world.post(WorkerDraining(worker=WorkerId("e0"), epoch=1))
+    gone = only(world.post(arrived("r", media=(CAT,))), Dispatch)
+    world.post(Cancelled(id=gone.id))
+    assert media_counts(world)["here"] == 0
+    encoded(world, "s", CAT, DOG)
+    assert media_counts(world) == {"cached": 0, "encoded": 0, "failed": 0, "here": 2}
+
+
 def test_embeddings_are_bounded_in_bytes_and_the_latest_stay() -> None:
     room = HandoffSettings(embeddings=2 * 100 * EMBEDDING_BYTES)
     world = RouterWorld(card("e0", role="encode"), card("a0"), handoff=room)

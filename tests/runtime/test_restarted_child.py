@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ async def test_a_stop_while_one_is_being_started_ends_it(tmp_path: Path) -> None
     async with asyncio.timeout(30):
         await stopping
     assert [each.process.returncode is not None for each in children.started] == [True]
+
+
+async def test_one_that_can_not_start_says_why_once_and_again_where_that_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each reason is of one process alone, however often it stands in the log."""
+    caplog.set_level(logging.ERROR)
+    reason = tmp_path / "reason"
+    reason.write_text("raise SystemExit('the key is missing')")
+    tries = 0
+
+    async def start() -> ChildProcess:
+        nonlocal tries
+        tries += 1
+        if tries == 4:
+            reason.write_text("raise SystemExit('the key is too short')")
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return await ChildProcess.start("child", "failing", [], log_path=tmp_path / "log", env=env)
+
+    (tmp_path / "failing.py").write_text(f"exec(open({str(reason)!r}).read())")
+    child = RestartedChild("the child", "nothing is done", lambda: SUPERVISE, start, patience=30.0)
+    child.begin()
+    async with asyncio.timeout(30):
+        while tries < 6:
+            await asyncio.sleep(0.01)
+        await child.stop()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2, lines
+    assert [line.count("the key is") for line in lines] == [1, 1] and "too short" in lines[1]
 
 
 async def test_one_whose_start_fails_is_tried_again(tmp_path: Path) -> None:

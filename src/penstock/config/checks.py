@@ -305,10 +305,10 @@ def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
 
 
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
-    seen: dict[str, str] = {}
     # In a cluster of Kubernetes every kind may be a pod of its own, which the operator makes.
     in_pods = ("sglang", "trtllm") if settings.discovery.store == "kubernetes" else ()
     for model, entry in settings.models.items():
+        seen: dict[str, str] = {}  # a server may have several models, each of which has a pool for it
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)
             yield from _starts(path, pool)

@@ -34,7 +34,7 @@ from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.jobs.engine_jobs import EngineJobs
 from penstock.frontend.media.media_fetcher import MediaFetcher
 from penstock.frontend.program_ledger import ProgramLedger
-from penstock.frontend.prompt.model_catalog import ModelCatalog
+from penstock.frontend.prompt.model_catalog import ModelCatalog, ResolvedModel
 from penstock.frontend.prompt.model_names import ModelNames
 from penstock.frontend.prompt.model_preset import load_presets
 from penstock.frontend.prompt.prompt_hashing import PromptHasher
@@ -107,6 +107,22 @@ class Service:
         frontend = self.settings.frontend
         unset = not self.gate.keys.needed and is_loopback(frontend.host)
         return unset if frontend.security.pins is None else frontend.security.pins
+
+    def may_use(self, caller: str | None, name: str) -> bool:
+        """Return whether a caller may ask for a model, an adapter or what stands behind a name."""
+        return self.tenants.may_use(self._tenant(caller), name, self.catalog.names.behind(name))
+
+    def check_model(self, caller: str | None, resolved: ResolvedModel) -> None:
+        """Refuse a model that a caller may not use.
+
+        Raises:
+            ClientError: 403.
+        """
+        name = resolved.name or resolved.served
+        self.tenants.check_model(self._tenant(caller), name, self.catalog.names.behind(name))
+
+    def _tenant(self, caller: str | None) -> str | None:
+        return None if caller is None else self.gate.tenants.get(caller)
 
     def __post_init__(self) -> None:
         frontend = self.settings.frontend

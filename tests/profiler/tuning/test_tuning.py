@@ -1,9 +1,11 @@
 """Does a search for settings find what is better, say what it costs, and prove it on traffic it did not see?"""
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,10 +17,11 @@ from hypothesis import strategies as st
 from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
+from penstock.profiler.tuning import tuning_run
 from penstock.profiler.tuning.successive_halving import TrialScore, front, halve, ranked
 from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
-from penstock.profiler.tuning.tuning_run import pared
-from penstock.profiler.tuning.tuning_space import Candidate, space_of
+from penstock.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _search, pared
+from penstock.profiler.tuning.tuning_space import Candidate, TuningAxis, TuningSpace, space_of
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial, gain
 from tests.page.documents import document_of, words
 
@@ -143,7 +146,16 @@ def outcome(won: Gain | None, *, gpu_hours: float = 1.0) -> TuningOutcome:
         for place, one in enumerate((before, chosen))
     ]
     return TuningOutcome(
-        rows=rows, proposed=(1,), effects=(), trials=(), requests=(1, 1), seconds=(1, 1), axes=(), wanted=0.99, notes=()
+        rows=rows,
+        proposed=(1,),
+        effects=(),
+        trials=(),
+        configurations=2,
+        requests=(1, 1),
+        seconds=(1, 1),
+        axes=(),
+        wanted=0.99,
+        notes=(),
     )
 
 
@@ -210,7 +222,37 @@ def test_a_better_router_is_found_and_proved_on_traffic_that_was_held_out(tmp_pa
     page = document_of(tmp_path / "out/report.html")
     assert found["verdict"] in words(page)
     head, *rows = (tmp_path / "out/trials.csv").read_text().splitlines()
-    assert head.startswith("holdout,share,attainment,gpu_hours,strain,router.mode") and len(rows) == found["trials"]
+    assert (
+        head.startswith("holdout,share,attainment,gpu_hours,strain,router.mode") and len(rows) == found["simulations"]
+    )
+    assert found["trials"] == 8
+
+
+@pytest.mark.parametrize("rungs", [(1.0,), (0.2, 0.5, 1.0)])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 13, 60])
+def test_as_many_configurations_are_searched_as_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, count: int, rungs: tuple[float, ...]
+) -> None:
+    """The present one among them, each of them once on the first rung; where there are fewer, all there are."""
+    monkeypatch.setattr(tuning_run, "RUNGS", rungs)
+    seen: list[Candidate] = []
+
+    def evaluate(candidates: Sequence[Candidate], share: float) -> dict[Candidate, TrialScore]:
+        seen.extend(one for one in candidates if share == rungs[0] and (one not in seen or one != (0, 0, 0)))
+        return {one: TrialScore(sum(one) / 100, 1.0 + sum(one), 0.0) for one in candidates}
+
+    for sizes in ((4, 4, 4), (2, 2, 1)):
+        seen.clear()
+        space = TuningSpace([TuningAxis(str(size), ((),) * size) for size in sizes])
+        nothing: Any = None
+        requests: Any = [None] * 10_000
+        runner = TrialRunner(nothing, space, TrafficStretch(requests, 1.0), TrafficStretch([], 1.0))
+        monkeypatch.setattr(runner, "evaluate", evaluate)
+        monkeypatch.setattr(runner, "variant", lambda candidate: None)
+        options: Any = SimpleNamespace(trials=count, simulate=SimpleNamespace(seed=1))
+        _search(options, space, runner)
+        assert len(seen) == len(set(seen)) == runner.searched
+        assert len(seen) == min(count, math.prod(sizes))
 
 
 @pytest.mark.slow

@@ -202,10 +202,14 @@ def ending(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-def tail(path: Path) -> str:
-    """Return the last lines of a log, for a message; before them the cause, where they say that it stands above."""
+def tail(path: Path, since: int = 0) -> str:
+    """Return the last lines of a log, for a message; before them the cause, where they say that it stands above.
+
+    Args:
+        since: bytes of earlier processes at its beginning, which are left out.
+    """
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()
+        lines = path.read_bytes()[since:].decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
     end = " | ".join(lines[-4:]) or "nothing"

@@ -6,7 +6,7 @@ unknown is not zero.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -166,12 +166,12 @@ async def _with_request(server: EngineServer, model: str) -> str:
     return TAKEN if await server.takes("/tokenize", chat) else REFUSED
 
 
-async def listed_adapters(http: aiohttp.ClientSession, url: str) -> tuple[str, ...] | None:
-    """Read the names of the adapters that a server lists; None where its list can't be read."""
+async def listed_adapters(http: aiohttp.ClientSession, url: str, model: str) -> tuple[str, ...] | None:
+    """Read the names of a model's adapters that a server lists; None where its list can't be read."""
     listing = await EngineServer(http, url).object("/v1/models")
     if not isinstance(listing.get("data"), list):
         return None
-    return tuple(entry["id"] for entry in _models(listing) if entry.get("parent") is not None)
+    return _adapters_of(model, _models(listing))
 
 
 def _models(listing: JsonObject) -> list[JsonObject]:
@@ -206,5 +206,16 @@ async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[J
             f"{server.url} does not serve {wanted}; it lists {names}", hint="name the model as the server does"
         )
     mine = models[names.index(model)] if model is not None else models[0]
-    adapters = tuple(e["id"] for e in models if e.get("parent") is not None and e["id"] != mine["id"])
-    return mine, adapters
+    return mine, _adapters_of(mine["id"], models)
+
+
+def _adapters_of(model: str, models: Sequence[JsonObject]) -> tuple[str, ...]:
+    """Return the adapters in a server's list that are of a model: not those whose parent is another one of the list."""
+    roots = {each["id"]: each.get("root") for each in models if each.get("parent") is None}
+    same = {name for name, root in roots.items() if root is not None and root == roots.get(model)} | {model}
+    others = roots.keys() - same
+    return tuple(
+        each["id"]
+        for each in models
+        if each.get("parent") is not None and each["id"] != model and str(each["parent"]) not in others
+    )

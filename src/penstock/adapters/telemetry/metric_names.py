@@ -168,7 +168,8 @@ class MetricNamesOf:
         )
         self.media = new.counter(
             "media_total",
-            "Images and the like of models with encode workers: cached, encoded, failed, or encoded here.",
+            "Images and the like of models with encode workers: encoded there, cached (encoded before, by whomever), "
+            "failed there, or encoded by the worker that answers (here).",
             "model",
             "outcome",
         )

@@ -174,8 +174,9 @@ class AdminClient:
         text = _error_text(_decoded(data))
         if answer.status in (401, 403):
             where = "--admin-key or PENSTOCK_ADMIN_KEY" if path.startswith("/admin") else "PENSTOCK_API_KEY"
+            why = "" if text is None else f": {text}"
             raise RequestRefused(
-                f"{self.url}{path} refused the key", status=answer.status, hint=f"give the right one with {where}"
+                f"{self.url}{path} refused the key{why}", status=answer.status, hint=f"give the right one with {where}"
             )
         if answer.status == 404 and text is None:
             raise RequestRefused(

@@ -6,9 +6,9 @@ import http.client
 import os
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -27,6 +27,14 @@ KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
 FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
+class ListedModel(NamedTuple):
+    """A model that a server lists. ``aliases``: its other names there; ``folder``: of its tokenizer on this machine."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    folder: str | None = None
+
+
 def attached_models(
     urls: Sequence[str],
     *,
@@ -41,7 +49,7 @@ def attached_models(
     wait: bool = False,
     access: PoolAccessSettings = PoolAccessSettings(),
 ) -> JsonObject:
-    """Return the value of ``models`` for some servers, each asked for its model where none is named.
+    """Return the value of ``models`` for some servers, each asked for its models where none is named.
 
     Args:
         events, replay, stats: ``[URL=]ENDPOINT`` of a server.
@@ -51,13 +59,14 @@ def attached_models(
         EngineError: none answers.
     """
     by_model: dict[str, list[str]] = {}
-    folders: dict[str, str] = {}
+    found: dict[str, ListedModel] = {}
     bases, given = [_base(url) for url in urls], msgspec.to_builtins(access)
     keys = read_access(access, "access")
-    for base, name, root in _models_of(bases, wait, keys) if model is None else [(base, model, None) for base in bases]:
-        if root is not None:
-            folders.setdefault(name, root)
-        by_model.setdefault(name, []).append(base)
+    named = [(base, ListedModel(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
+    for base, each in named:
+        if each.folder is not None or each.name not in found:
+            found[each.name] = each
+        by_model.setdefault(each.name, []).append(base)
     models: JsonObject = {}
     for name, members in by_model.items():
         pool: JsonObject = {
@@ -67,12 +76,18 @@ def attached_models(
             "topic": topic,
             "access": given,
         }
-        for kind, given in (("events", events), ("replay", replay), ("stats", stats)):
+        for kind, texts in (("events", events), ("replay", replay), ("stats", stats)):
             pool[kind] = [
-                _entry(text, members) for text in given if _meant(text, members, everywhere=len(by_model) == 1)
+                _entry(text, members) for text in texts if _meant(text, members, everywhere=len(by_model) == 1)
             ]
-        models[name] = {"tokenizer": tokenizer or folders.get(name), "pools": {"attached": pool}}
+        models[name] = _entry_of(found[name], by_model, tokenizer, {"attached": pool})
     return models
+
+
+def _entry_of(model: ListedModel, models: Collection[str], tokenizer: str | None, pools: JsonObject) -> JsonObject:
+    """Return the settings of a model that was found."""
+    aliases = [alias for alias in model.aliases if alias not in models]
+    return {"tokenizer": tokenizer or model.folder, "aliases": aliases, "pools": pools}
 
 
 def models_of_pods(
@@ -86,19 +101,20 @@ def models_of_pods(
     topic: str | None = None,
     access: PoolAccessSettings = PoolAccessSettings(),
 ) -> JsonObject:
-    """Return the value of ``models`` for pods; a ready one is asked for its model where none is named.
+    """Return the value of ``models`` for pods; a ready one is asked for its models where none is named.
 
     Args:
         selector: of labels, or inferencepool/NAME.
         overrides: settings as flags; those of discovery say how to reach the API server.
         access: what the servers ask for.
     """
-    name = (
-        model if model is not None else _model_of(_first_of_pods(selector, overrides), read_access(access, "access"))[0]
-    )
+    found = [ListedModel(model)] if model is not None else []
+    if not found:
+        found = _served(_first_of_pods(selector, overrides), read_access(access, "access"))
     pods: JsonObject = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
     pods["access"] = msgspec.to_builtins(access)
-    return {name: {"tokenizer": tokenizer, "pools": {"pods": pods}}}
+    names = {each.name for each in found}
+    return {each.name: _entry_of(each._replace(folder=None), names, tokenizer, {"pods": pods}) for each in found}
 
 
 def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
@@ -114,18 +130,18 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     return servers[0].url
 
 
-def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, str, str | None]]:
-    """Ask servers for their models; return (server, model, tokenizer's folder).
+def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, ListedModel]]:
+    """Ask servers for their models; return each with each of its models.
 
     One that does not answer is taken for a server of the model that all others have; where these have several, it is
     left out, and the operator is told.
     """
     while True:
-        known: list[tuple[str, str, str | None]] = []
+        known: list[tuple[str, ListedModel]] = []
         away: dict[str, EngineError] = {}
         for base in bases:
             try:
-                known.append((base, *_model_of(base, access)))
+                known += [(base, each) for each in _served(base, access)]
             except EngineError as error:
                 away[base] = error
         if away and not known and not wait:
@@ -133,9 +149,9 @@ def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[t
         if known:
             break
         time.sleep(ASK_EVERY)
-    names = {name for _, name, _ in known}
+    names = {each.name for _, each in known}
     if len(names) == 1:
-        return [*known, *((base, known[0][1], None) for base in away)]
+        return [*known, *((base, ListedModel(known[0][1].name)) for base in away)]
     for base, why in away.items():
         click.echo(f"penstock: {base} is left out, since nobody knows which model it serves: {why}", err=True)
     return known
@@ -155,10 +171,11 @@ def _entry(text: str, members: list[str]) -> str:
     return f"{_base(server)}={endpoint}" if equals else text
 
 
-def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
-    """Ask a server which model it serves, and take the tokenizer in its folder where the server runs on this machine.
+def _served(url: str, access: EngineAccess = OPEN) -> list[ListedModel]:
+    """Ask a server which models it serves, with the tokenizers in their folders where it runs on this machine.
 
-    LoRA adapters, which have a parent, don't count.
+    LoRA adapters, which have a parent, don't count. Entries with one root are names of one model, as vLLM lists those
+    of ``--served-model-name``.
     """
     try:
         listing = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers).get("/v1/models", dict)
@@ -178,9 +195,16 @@ def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
     models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
     if not models:
         raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
-    root = models[0].get("root")
-    folder = tokenizer_in(Path(root)) if isinstance(root, str) and root.startswith("/") else None
-    return str(models[0]["id"]), folder
+    names: dict[str, list[str]] = {}
+    for entry in models:
+        root = entry.get("root")
+        same = names.setdefault(root if isinstance(root, str) and root else f"\0{entry['id']}", [])
+        if str(entry["id"]) not in same:
+            same.append(str(entry["id"]))
+    return [
+        ListedModel(own[0], tuple(own[1:]), tokenizer_in(Path(root)) if root.startswith("/") else None)
+        for root, own in names.items()
+    ]
 
 
 def access_options(command: Callable[..., int]) -> Callable[..., int]:

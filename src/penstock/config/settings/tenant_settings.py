@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -34,7 +35,13 @@ class TenantSettings(Settings, frozen=True, kw_only=True):
     key_files: Annotated[
         tuple[str, ...], Knob("Files with more of them, one a line; a line that begins with # is a comment.")
     ] = ()
-    models: Annotated[tuple[str, ...], Knob("Models that it may ask for; none named is all.")] = ()
+    models: Annotated[
+        tuple[str, ...],
+        Knob(
+            "Models and LoRA adapters that it may ask for, each by its name, or several as acme-*; a model's adapters "
+            "do not come with it. None named is all."
+        ),
+    ] = ()
     classes: Annotated[
         tuple[str, ...],
         Knob("Classes of slo that it may name, of which the first is taken where it names none; empty is any."),
@@ -59,6 +66,10 @@ class TenantSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         # Only digests are kept from here on: no config.yaml, log or page can have a key.
         msgspec.structs.force_setattr(self, "keys", tuple(map(hashed, self.keys)))
+
+    def names(self, model: str) -> bool:
+        """Return whether a model or adapter is among those that it may ask for."""
+        return not self.models or any(fnmatchcase(model, each) for each in self.models)
 
 
 class JwtSettings(Settings, frozen=True, kw_only=True):

@@ -69,9 +69,10 @@ async def prompt_tokens(service: Service, caller: HttpExchange, chat: JsonObject
         PenstockError: it can't be served.
     """
     parsed = parse("chat_completions", msgspec.json.encode(chat))
+    resolved = service.catalog.resolve(parsed.model)
+    service.check_model(caller.name, resolved)
     if media_of(parsed.fields):
         await settle_media(parsed, service.media, service.prompts, fetch=False)
-    resolved = service.catalog.resolve(parsed.model)
     hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
     if resolved.special:
         resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)

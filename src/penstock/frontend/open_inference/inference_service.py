@@ -107,7 +107,9 @@ class InferenceService:
             name = identified(gate, headers, remote)
             if question.version not in ("", VERSION):
                 raise rejected(f"models have version {VERSION}, not {quoted(question.version)}", "version", status=404)
-            return self._service.catalog.resolve(question.name).model
+            resolved = self._service.catalog.resolve(question.name)
+            self._service.check_model(name, resolved)
+            return resolved.model
         except PenstockError as error:
             failure = _failure(problem_of(error), str(error))
             status = failure.status

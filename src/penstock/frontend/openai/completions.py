@@ -168,7 +168,7 @@ async def carry(
         caller = audited = AuditedExchange(caller, service.audit.add)
     admission = None
     if tenant is not None:
-        admission = _admit(service, tenant, resolved, job, hints, prompt)
+        admission = _admit(service, caller.name, tenant, resolved, job, hints, prompt)
         hints = replace(hints, preferences=admission.preferences)
     span = NO_SPAN
     if service.tracer.enabled:
@@ -261,19 +261,24 @@ def media_items(ids: tuple[str | None, ...], service: Service, model: str) -> tu
 
 
 def _admit(
-    service: Service, tenant: str, resolved: ResolvedModel, job: UpstreamRequest, hints: RoutingHints, prompt: Prompt
+    service: Service,
+    caller: str | None,
+    tenant: str,
+    resolved: ResolvedModel,
+    job: UpstreamRequest,
+    hints: RoutingHints,
+    prompt: Prompt,
 ) -> TenantAdmission:
     """Let a tenant's request in, with the preferences that it may have; count it where it is refused.
 
     Raises:
         PenstockError: a limit of the tenant refuses it.
     """
-    asked = resolved.name or (resolved.model if job.parsed is None else job.parsed.model)
     try:
+        service.check_model(caller, resolved)
         admission = service.tenants.admit(
             tenant,
             hints.preferences,
-            models=(asked, resolved.model),
             isl=prompt.isl,
             osl=None if job.parsed is None else most_output(job.parsed.fields),
         )

@@ -37,7 +37,7 @@ async def one_model(request: web.Request) -> web.Response:
         return json_response(_entry(service, name))
     loads = service.cluster.adapters
     adapter = None if loads is None else loads.registry.find(name)
-    if adapter is not None and _may_use(request, service, name, adapter.model):
+    if adapter is not None and service.may_use(request[CALLER], name):
         return json_response(_adapter_entry(adapter))
     model = name.removesuffix("/ready")
     if model != name and model in known:
@@ -51,12 +51,7 @@ async def one_model(request: web.Request) -> web.Response:
 
 def _shown(request: web.Request, service: Service) -> set[str]:
     """Return the names of the models that the caller may use."""
-    catalog = service.catalog
-    return {name for name in catalog.models() if _may_use(request, service, name, catalog.resolve(name).model)}
-
-
-def _may_use(request: web.Request, service: Service, name: str, model: str) -> bool:
-    return service.tenants.may_use(service.gate.tenants.get(request[CALLER]), name, model)
+    return {name for name in service.catalog.models() if service.may_use(request[CALLER], name)}
 
 
 async def health(request: web.Request) -> web.Response:
@@ -130,7 +125,7 @@ async def _adapters(request: web.Request, service: Service) -> list[ModelEntry]:
     return [
         _adapter_entry(adapter)
         for adapter in known
-        if adapter.name not in models and _may_use(request, service, adapter.name, adapter.model)
+        if adapter.name not in models and service.may_use(request[CALLER], adapter.name)
     ]
 
 

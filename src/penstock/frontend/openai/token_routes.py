@@ -36,7 +36,7 @@ async def tokenize(service: Service, caller: HttpExchange) -> None:
     """POST /tokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    resolved = service.catalog.resolve(model_of(service, raw, fields)[0])
+    resolved = _allowed(service, caller, raw, fields)
     if resolved.preset is not None and "messages" in fields:
         raw, fields = _as_chat(raw, fields, resolved)
     tokenizer = resolved.tokenizer
@@ -53,7 +53,7 @@ async def detokenize(service: Service, caller: HttpExchange) -> None:
     """POST /detokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    tokenizer = service.catalog.resolve(model_of(service, raw, fields)[0]).tokenizer
+    tokenizer = _allowed(service, caller, raw, fields).tokenizer
     if tokenizer is None:
         return await proxied(service, caller, raw)
     tokens = fields.get("tokens")
@@ -67,6 +67,17 @@ HANDLERS = {
     **dict.fromkeys(("/detokenize", "/v1/detokenize"), detokenize),
 }
 """Handlers that answer by path, each with a service before the exchange."""
+
+
+def _allowed(service: Service, caller: HttpExchange, raw: bytes, fields: JsonObject) -> ResolvedModel:
+    """Return the model of a request.
+
+    Raises:
+        ClientError: 404 or 403: there is none of this name, or not for this caller.
+    """
+    resolved = service.catalog.resolve(model_of(service, raw, fields)[0])
+    service.check_model(caller.name, resolved)
+    return resolved
 
 
 def _as_chat(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> tuple[bytes, JsonObject]:

@@ -52,6 +52,11 @@ class ModelNames:
         """Return every name that is no model's own, with the model that answers most of its requests."""
         return self.aliases | {name: self.main(name) for name in self.weights}
 
+    def behind(self, name: str) -> tuple[str, ...]:
+        """Return the models and adapters that may answer by a name."""
+        weights = self.weights.get(name)
+        return (self.aliases.get(name, name),) if weights is None else tuple(weights)
+
     def main(self, name: str) -> str:
         """Return the model that a name stands for; of a shared name, the one with the largest weight."""
         weights = self.weights.get(name)

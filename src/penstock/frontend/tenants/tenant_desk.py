@@ -1,7 +1,7 @@
 """Tenant desk: admits a tenant's request by models, classes, rate and budget, and settles its tokens at its end."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,33 +55,40 @@ class TenantDesk:
             if each.tokens_per_minute is not None
         }
 
-    def may_use(self, tenant: str | None, *names: str) -> bool:
-        """Return whether a tenant may use a model that has these names."""
-        models = () if tenant is None else self.tenants[tenant].models
-        return not models or any(name in models for name in names)
+    def may_use(self, tenant: str | None, name: str, behind: Collection[str]) -> bool:
+        """Return whether a tenant may ask by a name, which is its own or one of ``behind``, all of which it may ask."""
+        if tenant is None:
+            return True
+        named = self.tenants[tenant].names
+        return named(name) or all(map(named, behind))
 
-    def admit(
-        self, tenant: str, preferences: Preferences, *, models: tuple[str, ...], isl: int, osl: int | None
-    ) -> TenantAdmission:
+    def check_model(self, tenant: str | None, name: str, behind: Collection[str]) -> None:
+        """Refuse a name by which a tenant may not ask.
+
+        Raises:
+            ClientError: 403.
+        """
+        if tenant is None or self.may_use(tenant, name, behind):
+            return
+        self._refused(tenant, "models")
+        raise ClientError(
+            f"the model {name!r} is not among those of this key",
+            status=403,
+            code="model_not_allowed",
+            param="model",
+            hint="GET /v1/models lists those that are",
+        )
+
+    def admit(self, tenant: str, preferences: Preferences, *, isl: int, osl: int | None) -> TenantAdmission:
         """Let a request in, and reserve its tokens.
 
         Args:
-            models: names of the model that it asks for.
             isl, osl: tokens of its prompt, and at most of its answer where that is known.
         Raises:
-            ClientError: 403: not this model, or not this class.
+            ClientError: 403: not this class.
             OverloadedError: 429: the rate or the budget is used up.
         """
         settings = self.tenants[tenant]
-        if not self.may_use(tenant, *models):
-            self._refused(tenant, "models")
-            raise ClientError(
-                f"the model {models[0]!r} is not among those of this key",
-                status=403,
-                code="model_not_allowed",
-                param="model",
-                hint="GET /v1/models lists those that are",
-            )
         preferences = self._preferences(tenant, settings, preferences)
         expected = preferences.osl if preferences.osl is not None else osl
         work = isl + (EXPECTED_OUTPUT if expected is None else expected)

@@ -69,6 +69,8 @@ class TuningOutcome:
         proposed: candidate of one of the rows.
         effects: of each change of the proposal; none where it has only one, which has the whole gain.
         requests, seconds: of the searched and of the held-out traffic.
+        trials: every simulation: of a configuration on a part of the traffic, those that check the proposal among them.
+        configurations: that the search tried, the present one among them.
         wanted: attainment.
     """
 
@@ -76,6 +78,7 @@ class TuningOutcome:
     proposed: Candidate
     effects: Sequence[SettingEffect]
     trials: Sequence[TuningTrial]
+    configurations: int
     requests: tuple[int, int]
     seconds: tuple[float, float]
     axes: Sequence[str]
@@ -125,7 +128,8 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
     return {
         "schema": 1,
         "requests": dict(zip(("searched", "holdout"), outcome.requests)),
-        "trials": len(outcome.trials),
+        "trials": outcome.configurations,
+        "simulations": len(outcome.trials),
         "wanted_attainment": outcome.wanted,
         "verdict": outcome.verdict,
         "settings": [
@@ -151,6 +155,10 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
     }
 
 
+def _tried(outcome: TuningOutcome) -> str:
+    return f"{counted(outcome.configurations, 'trial')} in {counted(len(outcome.trials), 'simulation')}"
+
+
 def _figures(trial: TuningTrial) -> dict[str, float]:
     return {"attainment": trial.attainment, "gpu_hours": trial.gpu_hours, "strain_p99": trial.strain}
 
@@ -159,7 +167,7 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     searched, holdout = outcome.requests
-    title = f"{counted(len(outcome.trials), 'trial')}; searched on {counted(searched, 'request')}, held out {holdout:,}"
+    title = f"{_tried(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
     table = ScreenTable(title=title, title_justify="left")
     for place, name in enumerate(HEAD):
         table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
@@ -228,7 +236,7 @@ def tuning_page(outcome: TuningOutcome) -> Page:
     )
     return Page(
         title="Tuned settings",
-        about=f"{counted(len(outcome.trials), 'trial')} in simulation; held out: the last {outcome.seconds[1]:,.0f} s",
+        about=f"{_tried(outcome)}; held out: the last {outcome.seconds[1]:,.0f} s",
         notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
         sections=[
             Section(

@@ -3,10 +3,10 @@
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from penstock.config.live_knobs import differences
@@ -39,6 +39,8 @@ RUNGS = (0.2, 0.5, 1.0)
 """Shares of the searched traffic. The first is no smaller, since queues take a while to show who is better."""
 RUNG_LEAST = 100
 """Requests below which a rung says too little to leave candidates out."""
+DRAWS = 50
+"""Draws for each configuration that is wanted, of which many may be known or contradict themselves."""
 FRONT_MAX = 8
 """Members of the front that are tried on the held-out traffic."""
 
@@ -50,7 +52,7 @@ class TuneOptions:
     Args:
         simulate: config, traffic, SLO and jobs, as ``penstock simulate`` takes them.
         vary: as `space_of` takes them.
-        trials: configurations that are tried.
+        trials: configurations that the search tries, the present one among them.
         hold_out: share of the traffic's time, at its end, that is not searched.
         attainment: share of requests within the SLO that is wanted: the cheapest that reaches it is proposed.
         out: folder for the results.
@@ -114,6 +116,7 @@ def main(options: TuneOptions) -> int:
             for one in undone
         ],
         trials=trials.done,
+        configurations=trials.searched,
         requests=(len(search.requests), len(holdout.requests)),
         seconds=(search.seconds, holdout.seconds),
         axes=[axis.name for axis in space.axes],
@@ -150,7 +153,10 @@ class TrialRunner:
         self.refused: list[str] = []
         """A sentence for each candidate whose settings contradict each other."""
         self.done: list[TuningTrial] = []
-        """All trials, in the order in which they were carried out."""
+        """All simulations, in the order in which they were carried out."""
+        self.searched = 0
+        """Configurations that the search tried, the present one among them; the same one may be simulated for longer
+        and longer, and the proposal is checked by more."""
         self.whole: dict[Candidate, TuningTrial] = {}
         """Those on the whole of the searched traffic."""
 
@@ -211,13 +217,17 @@ class TrialRunner:
         self.done += trials
         return {trial.candidate: trial for trial in trials}
 
-    def valid(self, candidates: Iterator[Candidate], count: int) -> list[Candidate]:
-        """Return so many different candidates whose settings do not contradict each other, or as many as there are."""
+    def valid(self, candidates: Iterator[Candidate], count: int, tried: Collection[Candidate] = ()) -> list[Candidate]:
+        """Return so many different candidates whose settings do not contradict each other, or as many as there are.
+
+        Args:
+            tried: those that are none of them.
+        """
         chosen: dict[Candidate, None] = {}
-        for candidate in islice(candidates, 50 * count):
+        for candidate in islice(candidates, 2 * DRAWS * count + len(tried)):
             if len(chosen) == count:
                 break
-            if candidate in chosen:
+            if candidate in chosen or candidate in tried:
                 continue
             try:
                 self.variant(candidate)
@@ -264,10 +274,21 @@ def _search(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Ma
     """Return the scores of all that came to a last rung: of samples from everywhere, then of the front's neighbours."""
     rng = random.Random(options.simulate.seed)
     rungs = [share for share in RUNGS if share * trials.requests >= RUNG_LEAST or share == 1.0]
-    first = trials.valid(space.samples(rng), max(1, options.trials // 2))
+    # The present config is one of the trials.
+    tried = {space.configured}
+    half = max(1, (options.trials - 1) // 2)
+    first = trials.valid(_or_any(space, space.samples(rng), half), half, tried)
     scores = dict(halve(first, rungs, trials.evaluate, space.configured))
-    near = trials.valid(space.neighbours(front(scores), rng), max(1, options.trials - len(first)))
-    return {**scores, **halve(near, rungs, trials.evaluate, space.configured)}
+    tried.update(first)
+    left = options.trials - len(tried)
+    near = trials.valid(_or_any(space, space.neighbours(front(scores), rng), left), left, tried)
+    trials.searched = len(tried) + len(near)
+    return {**scores, **halve(near, rungs, trials.evaluate, space.configured)} if near else scores
+
+
+def _or_any(space: TuningSpace, drawn: Iterator[Candidate], count: int) -> Iterator[Candidate]:
+    """Return drawn candidates, then all of a space: draws may miss what is left of a small one."""
+    return chain(islice(drawn, DRAWS * count), space.every())
 
 
 def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[TrafficStretch, TrafficStretch]:

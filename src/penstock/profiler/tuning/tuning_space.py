@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from penstock.config.derived.knobs import dotted
@@ -65,6 +66,10 @@ class TuningSpace:
         while True:
             share = rng.random()
             yield tuple(rng.randrange(len(axis.choices)) if rng.random() < share else AS_IT_IS for axis in self.axes)
+
+    def every(self) -> Iterator[Candidate]:
+        """Return all candidates, each once."""
+        return product(*(range(len(axis.choices)) for axis in self.axes))
 
     def neighbours(self, candidates: Sequence[Candidate], rng: random.Random) -> Iterator[Candidate]:
         """Return candidates without end that differ from one of these on one axis or two."""

@@ -45,9 +45,10 @@ class ScheduledReport:
             await self._task
 
     async def close(self) -> None:
-        """Draw the last one."""
+        """Draw the last one; none where no tick came, as of a planner that failed at its start."""
         await self.idle()
-        await self._draw()
+        if self._due is not None:
+            await self._draw()
 
     async def _draw(self) -> None:
         try:

@@ -78,7 +78,6 @@ def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPo
     if candidates is None or not candidates.targets:
         request.encoded = True
         pool.media["cached"] += request.media_cached
-        pool.media["here"] += len(missing)
         return None
     request.flow = f"{len(missing)} of {len(media)} images or the like are to be encoded first"
     return candidates
@@ -167,8 +166,13 @@ def done(
         works(core, now, request, worker, remote.placed)
     if remote.stage == "encode":
         request.encoded = request.encode_done = True
-        pool.embeddings.add([request.event.media[place] for place in request.encode])
-        pool.media["encoded"] += len(request.encode)
+        items = [request.event.media[place] for place in request.encode]
+        # What somebody else had it encode meanwhile, it took from its own cache.
+        fresh = len(pool.embeddings.missing(items))
+        pool.embeddings.add(items)
+        pool.media["encoded"] += fresh
+        pool.media["cached"] += len(items) - fresh
+        request.encode = ()
         core.unstage(request, pool)
     else:
         pool.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
@@ -230,6 +234,7 @@ def _other_way(
     if remote.stage == "encode":
         request.encoded = True
         pool.media["failed"] += len(request.encode)
+        request.encode = ()
         return True
     pool.handoffs["failed"] += 1
     if pool.fallback_tokens >= 1.0:

@@ -286,6 +286,8 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
             worker.breaker.answered = now
     if request.remote is not None and request.remote.done:
         handoff.arrived(core, request, pool)
+    pool.media["here"] += len(request.encode)
+    request.encode = ()
 
 
 def _running(core: RouterState, request: RequestId, attempt: int, *phases: str) -> RoutedRequest | None:

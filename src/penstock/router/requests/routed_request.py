@@ -124,7 +124,7 @@ class RoutedRequest(msgspec.Struct):
     encoded: bool = False
     """Its images have been encoded, or nobody is to do that beforehand."""
     encode: tuple[int, ...] = ()
-    """Places of the media that are to be encoded, or were."""
+    """Places of the media that are to be encoded; empty once they were, or were counted as failed."""
     encode_done: bool = False
     """Whether an encode worker has done it."""
     media_cached: int | None = None

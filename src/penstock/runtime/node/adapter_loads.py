@@ -253,7 +253,7 @@ class AdapterLoads:
             log.warning("worker %s did not unload adapter %s: %s %s", card.id, name, status or "", text)
 
     async def _list(self, card: WorkerCard) -> None:
-        names = await listed_adapters(self._http.session, card.url)
+        names = await listed_adapters(self._http.session, card.url, card.model)
         if names is None:
             return  # it is asked for them by requests, and its answers say what it holds
         pinned = tuple(name for name in names if self.registry.find(name) is None)

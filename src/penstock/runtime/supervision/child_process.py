@@ -28,8 +28,9 @@ def _die_with_parent() -> None:
 class ChildProcess:
     """One child process: its first line on standard output is JSON and means that it is ready."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path, since: int = 0) -> None:
         self.name = name
+        self._since = since
         self.process = process
         self.log_path = log_path
         self._drain: asyncio.Task[None] | None = None
@@ -51,6 +52,7 @@ class ChildProcess:
             sockets: the child inherits them, under the same descriptors.
         """
         with log_path.open("ab") as stderr:
+            since = stderr.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -64,7 +66,7 @@ class ChildProcess:
                 pass_fds=[given.fileno() for given in sockets],
                 preexec_fn=_die_with_parent,
             )
-        return cls(name, process, log_path)
+        return cls(name, process, log_path, since)
 
     @property
     def pid(self) -> int:
@@ -82,14 +84,18 @@ class ChildProcess:
             line = await asyncio.wait_for(self.process.stdout.readline(), timeout)
             report = json.loads(line)
         except TimeoutError:
-            raise EngineError(f"{self.name} was not ready within {timeout:g} s", hint=tail(self.log_path)) from None
+            raise EngineError(
+                f"{self.name} was not ready within {timeout:g} s", hint=tail(self.log_path, self._since)
+            ) from None
         except ValueError:
             code = await self._code()
             problem = "said nothing" if code is None else ending(code)
-            raise EngineError(f"{self.name} {problem} at its start", hint=tail(self.log_path)) from None
+            raise EngineError(f"{self.name} {problem} at its start", hint=tail(self.log_path, self._since)) from None
         self._drain = asyncio.create_task(self._copy())
         if not isinstance(report, dict):
-            raise EngineError(f"{self.name} said {line!r} instead of where it listens", hint=tail(self.log_path))
+            raise EngineError(
+                f"{self.name} said {line!r} instead of where it listens", hint=tail(self.log_path, self._since)
+            )
         return report
 
     async def wait(self) -> int:

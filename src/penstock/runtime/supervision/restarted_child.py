@@ -59,19 +59,21 @@ class RestartedChild:
         await self._ending.settled()
 
     async def _watch(self) -> None:
-        wait = 0.0
+        wait, said = 0.0, ""
         while True:
             began: float | None = None
             starting = asyncio.ensure_future(self._start())
             try:
                 child = await asyncio.shield(starting)
                 await child.ready(self._patience or self._settings().start_timeout or START_TIMEOUT)
-                began = time.monotonic()
+                began, said = time.monotonic(), ""
                 status = await child.wait()
                 self._crashed(ending(status))
                 log.error("%s %s; %s meanwhile", self._name, ending(status), self._without)
             except (PenstockError, OSError) as error:
-                log.error("%s can't be started, so %s: %s", self._name, self._without, error)
+                # The same reason at each try is said once, and again where it changes.
+                level, said = (logging.DEBUG if said == str(error) else logging.ERROR), str(error)
+                log.log(level, "%s can't be started, so %s: %s", self._name, self._without, error)
             finally:
                 self._ending.spawn(self._end(starting))
             await self._ending.settled()

@@ -312,19 +312,19 @@ def prune(settings: RunSettings, say: Say) -> None:
 def next_steps(settings: ClusterSettings, card: FrontendCard) -> str:
     """Return commands that the operator may try now; they work as printed, once the needed keys are exported."""
     security, models, command = settings.frontend.security, list(settings.models), this_command()
-    chat = {"model": models[0], "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
     keys, bearer = [], ""
-    if security.api_keys:
+    model, holder = models[0], client_key(settings)
+    if holder is not None:
+        model, key = holder
         bearer = ' -H "authorization: Bearer $PENSTOCK_API_KEY"'
-        keys.append("  export PENSTOCK_API_KEY=...       # a key of frontend.security.api_keys")
+        keys.append(f"  export PENSTOCK_API_KEY=...       # {key}")
+    chat = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
     if security.admin_keys:
         keys.append("  export PENSTOCK_ADMIN_KEY=...     # a key of frontend.security.admin_keys")
     trust = ""
     if security.tls_cert is not None:
         name, value, trust = trusted_by(card.url, security.tls_cert)
         keys += [f"  export {name}={shlex.quote(value)}"] if name else []
-    # With several models a load generator needs the model's name.
-    model = f" --model {shlex.quote(models[0])}" if len(models) > 1 else ""
     json_type = "-H 'content-type: application/json'"
     lines = [
         "Try next, in another terminal:",
@@ -333,9 +333,29 @@ def next_steps(settings: ClusterSettings, card: FrontendCard) -> str:
         f'  {command} chat{at_url(card.url)} "Hello"',
         f"  {command} status{at_url(card.page)}",
         f"  {command} top{at_url(card.page)}",
-        f"  {command} bench {card.url}{model} --workload chat --rate 8 --requests 100",
+        f"  {command} bench {card.url} --model {shlex.quote(model)} --workload chat --rate 8 --requests 100",
     ]
     return "\n".join(lines)
+
+
+def client_key(settings: ClusterSettings) -> tuple[str, str] | None:
+    """Return a model and, in words, a key or token that may ask it; None where the endpoint asks for neither."""
+    security, models = settings.frontend.security, list(settings.models)
+    if security.api_keys:
+        return models[0], "a key of frontend.security.api_keys"
+    issuer, entries = security.jwt.issuer, settings.models.values()
+    tenants = {name: each for name, each in settings.tenants.items() if issuer or each.keys or each.key_files}
+    if not tenants:
+        return None
+    names = [*models, *(name for entry in entries for name in (*entry.aliases, *entry.adapters)), *settings.names]
+    usable = ((name, model) for name, tenant in tenants.items() for model in names if tenant.names(model))
+    name, own = next(usable, (next(iter(tenants)), models[0]))
+    tenant = tenants[name]
+    ways = [f"a key of tenants.{name}"] if tenant.keys or tenant.key_files else []
+    if issuer:
+        claim = f"{security.jwt.tenant_claim}={name}"
+        ways.append(f"a token of {issuer} for {security.jwt.audience} with the claim {claim}")
+    return own, ", or ".join(ways)
 
 
 def trusted_by(url: str, cert: str) -> tuple[str, str, str]:

@@ -1,13 +1,15 @@
 """LoRA adapters of the simulated engine: loaded and unloaded as vLLM does, with a memory of so many."""
 
 import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
 
-MISSING = "missing:"
-"""Beginning of a path at which there is nothing, for tests of loads that fail."""
+CONFIG_FILE = "adapter_config.json"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class SimAdapters:
@@ -58,7 +60,7 @@ class SimAdapters:
             raise ClientError(f"The lora adapter '{name}' conflicts with a served base model.")
         if name in self._paths:
             raise ClientError(f"The lora adapter '{name}' has already been loaded.")
-        if path.startswith(MISSING):
+        if not await asyncio.to_thread(_is_adapter, path):
             raise ClientError(f"Loading lora {name} failed: No adapter found for {path}", status=404)
         await self._read(name)
         self._paths[name] = path
@@ -98,3 +100,12 @@ class SimAdapters:
             self._memory[name] = None
             while self.slots is not None and len(self._memory) > self.slots:
                 del self._memory[next(iter(self._memory))]
+
+
+def _is_adapter(path: str) -> bool:
+    """Return whether a load of a path would find an adapter: a folder with its config, or an id of a hub."""
+    folder = Path(path).expanduser() if path.startswith("~/") else Path(path)
+    if (folder / CONFIG_FILE).is_file():
+        return True
+    # An id is taken for one that the hub has, unless its first part names a folder here.
+    return _HUB_ID.fullmatch(path) is not None and not folder.parent.exists()
