@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Node
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator.cluster_spec import read_spec
-from penstock.runtime.operator.planned_spec import held_back, with_plan
+from penstock.runtime.operator.planned_spec import waits_for_approval, with_plan
 from penstock.testing.kubernetes.api.api_faults import ApiFault
 from penstock.testing.kubernetes.api.api_server import ApiServer
 
@@ -119,4 +119,4 @@ async def test_what_cannot_be_planned_is_refused(change: JsonObject, message: st
     ],
 )
 def test_a_request_is_applied_unless_it_says_no(request_: JsonObject, held: bool) -> None:
-    assert held_back(resource(request_)) is held
+    assert waits_for_approval(resource(request_)) is held

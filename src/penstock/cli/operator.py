@@ -62,7 +62,7 @@ def command(
     if rights:
         import yaml
 
-        from penstock.runtime.operator.operator_rights import OPERATOR_RIGHTS, rules
+        from penstock.adapters.kubernetes.rights import OPERATOR_RIGHTS, rules
 
         click.echo(yaml.safe_dump(rules(OPERATOR_RIGHTS), sort_keys=False), nl=False)
         return 0

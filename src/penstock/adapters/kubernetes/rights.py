@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.adapters.kubernetes.api_request import ask, unavailable
+from penstock.kernel.values import JsonObject
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient
@@ -31,6 +32,32 @@ POD_POOL_RIGHTS = (
     ResourceRight("inference.networking.k8s.io", "inferencepools", READ),
 )
 """Of `penstock up` and `penstock attach`, where a pool has a selector; InferencePools only where one is named."""
+
+OPERATOR_RIGHTS = (
+    ResourceRight("penstock.io", "penstockclusters", READ),
+    ResourceRight("penstock.io", "penstockclusters/status", ("patch",)),
+    *STORE_RIGHTS,
+    ResourceRight("coordination.k8s.io", "leases", ("update",)),
+    ResourceRight("", "pods", (*READ, "create", "delete")),
+    ResourceRight("leaderworkerset.x-k8s.io", "leaderworkersets", ("get", "list", "create", "delete")),
+    ResourceRight("", "secrets", ("get", "create")),
+    ResourceRight("", "events", ("create",)),
+    ResourceRight("", "nodes", ("list",)),
+    ResourceRight("", "services", ("get", "create", "patch")),
+    ResourceRight("", "configmaps", ("get", "create", "patch")),
+    ResourceRight("", "serviceaccounts", ("get", "create", "patch")),
+    ResourceRight("apps", "deployments", ("get", "create", "patch", "delete")),
+    ResourceRight("policy", "poddisruptionbudgets", ("get", "create", "patch")),
+    ResourceRight("rbac.authorization.k8s.io", "roles", ("get", "create", "patch")),
+    ResourceRight("rbac.authorization.k8s.io", "rolebindings", ("get", "create", "patch")),
+    ResourceRight("monitoring.coreos.com", "podmonitors", ("get", "create", "patch")),
+)
+"""Of the operator, in every namespace that it looks after. Who makes a Role must have what it grants: the store's."""
+
+
+def rules(rights: Iterable[ResourceRight]) -> list[JsonObject]:
+    """Return rights as the rules of a Role."""
+    return [{"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)} for right in rights]
 
 
 async def is_allowed(client: "AsyncClient", verb: str, group: str, resource: str, name: str = "") -> bool:

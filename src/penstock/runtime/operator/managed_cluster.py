@@ -55,7 +55,7 @@ from penstock.runtime.operator.owned_objects import (
     secret_env,
     secret_texts,
 )
-from penstock.runtime.operator.planned_spec import HELD_BACK, held_back, with_plan
+from penstock.runtime.operator.planned_spec import HELD_BACK, waits_for_approval, with_plan
 from penstock.runtime.operator.pod_runner import PodPlan, PodRunner
 from penstock.runtime.operator.pod_template import engine_pod
 from penstock.runtime.operator.resource_status import ClusterNotice, PoolView, event_object, events_of, status_of
@@ -169,7 +169,7 @@ class ManagedCluster:
             ConfigError: it is not right, can't be planned, or is not to be applied.
         """
         whole, self.plan = await with_plan(self.client, resource, self.plan, self.folder)
-        if held_back(resource):
+        if waits_for_approval(resource):
             raise ConfigError(HELD_BACK)
         return read_spec(whole, self.folder)
 

@@ -8,12 +8,11 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from penstock.adapters.kubernetes.api_request import ask, code_of
-from penstock.adapters.kubernetes.rights import STORE_RIGHTS
+from penstock.adapters.kubernetes.rights import STORE_RIGHTS, rules
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator import object_names as names
 from penstock.runtime.operator.cluster_spec import ClusterSpec
-from penstock.runtime.operator.operator_rights import rules
 from penstock.runtime.operator.pod_template import ADMIN_KEY, SECRET_KEY, process_pod, template_hash
 
 if TYPE_CHECKING:

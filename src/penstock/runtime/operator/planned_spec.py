@@ -56,7 +56,7 @@ async def with_plan(
     return {**resource, "spec": merge(known["config"], spec)}, known
 
 
-def held_back(resource: JsonObject) -> bool:
+def waits_for_approval(resource: JsonObject) -> bool:
     """Return whether a resource's request is to be planned, and not to be applied."""
     request = (resource.get("spec") or {}).get("request") or {}
     return (_at(request, "spec", "autoApply"), request.get("auto_apply")).count(False) > 0
