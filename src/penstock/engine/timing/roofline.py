@@ -155,7 +155,7 @@ class Roofline:
 
         def rate(dtype: Dtype) -> float:
             doublings = max(0.0, log2(gpu.flops(dtype) / gpu.flops("bf16")))
-            return gpu.flops(dtype) * computed * calibration.narrow_efficiency**doublings
+            return gpu.flops(dtype) * computed * float(calibration.narrow_efficiency**doublings)
 
         per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
         expert_rate = rate(expert_dtype) * calibration.expert_efficiency
