@@ -20,7 +20,6 @@ IDEAL = Calibration(
     bandwidth_efficiency=1.0,
     compute_efficiency=1.0,
     narrow_efficiency=1.0,
-    gddr_compute_efficiency=1.0,
     link_efficiency=1.0,
     link_latency_ms=0.0,
     layer_overhead_ms=0.0,
@@ -215,17 +214,15 @@ def test_more_gpus_compute_a_long_prompt_sooner(config: dict, gpu: str, new: int
     assert times == sorted(times, reverse=True)
 
 
-def test_narrower_operands_keep_a_share_of_what_they_double_and_gddr_has_its_own() -> None:
-    calibration = msgspec.structs.replace(
-        IDEAL, compute_efficiency=0.6, narrow_efficiency=0.8, gddr_compute_efficiency=0.9
-    )
+def test_narrower_operands_keep_a_share_of_what_they_double() -> None:
+    calibration = msgspec.structs.replace(IDEAL, compute_efficiency=0.6, narrow_efficiency=0.8)
 
     def token(gpu: str, dtype: Dtype) -> float:
         return Roofline(shape_of(LLAMA_8B), named(gpu), calibration, weight_dtype=dtype).costs.linear_token
 
-    for gpu, alone in (("b200", 0.6), ("rtxpro6000", 0.9)):
+    for gpu in ("b200", "rtxpro6000"):
         params = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
-        assert token(gpu, "bf16") == pytest.approx(2 * params / (named(gpu).flops("bf16") * alone), rel=1e-3)
+        assert token(gpu, "bf16") == pytest.approx(2 * params / (named(gpu).flops("bf16") * 0.6), rel=1e-3)
         assert token(gpu, "bf16") / token(gpu, "fp8") == pytest.approx(2 * 0.8, rel=2e-2)
         assert token(gpu, "bf16") / token(gpu, "fp4") == pytest.approx(4 * 0.64, rel=2e-2)
     assert token("h100", "fp4") == token("h100", "bf16")

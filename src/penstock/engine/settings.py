@@ -56,16 +56,6 @@ class Calibration(Settings, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.86
-    gddr_compute_efficiency: Annotated[
-        float,
-        Knob(
-            "Share of the arithmetic rate that kernels reach on GPUs with GDDR: profiles show 0.85 on an RTX PRO 6000 "
-            "and 1.0 on an RTX 4090, whose data sheets have less of it.",
-            unit="ratio",
-            gt=0,
-            le=1,
-        ),
-    ] = 0.88
     widening_efficiency: Annotated[
         float,
         Knob(

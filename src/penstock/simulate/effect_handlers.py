@@ -233,7 +233,7 @@ class EffectHandlers:
             seen = max(seen, ready)
         if seen > now:
             worker.awaiting.add(key)
-            self._later(seen, partial(self._seen, seen, worker, submit))
+            self._later(seen, partial(self._admitted, seen, worker, submit))
             return ()
         return ((now, worker.id, submit),)
 
@@ -252,7 +252,7 @@ class EffectHandlers:
         loaded = routing.AdapterLoaded(worker=worker.id, epoch=worker.card.incarnation, adapter=name, seconds=took)
         return ((max(now, worker.adapters[name]), ROUTER, loaded),)
 
-    def _seen(self, now: Nanos, worker: SimulatedWorker, submit: engine.SubmitRequest) -> None:
+    def _admitted(self, now: Nanos, worker: SimulatedWorker, submit: engine.SubmitRequest) -> None:
         """Send a request that was on its way in, or waited for its adapter, unless it has ended meanwhile."""
         if submit.id in worker.awaiting:
             worker.awaiting.discard(submit.id)

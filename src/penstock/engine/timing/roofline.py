@@ -151,11 +151,10 @@ class Roofline:
         reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
         bandwidth = gpu.bandwidth * reached
         widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
-        computed = calibration.gddr_compute_efficiency if gpu.gddr else calibration.compute_efficiency
 
         def rate(dtype: Dtype) -> float:
             doublings = max(0.0, log2(gpu.flops(dtype) / gpu.flops("bf16")))
-            return gpu.flops(dtype) * computed * float(calibration.narrow_efficiency**doublings)
+            return gpu.flops(dtype) * float(calibration.compute_efficiency * calibration.narrow_efficiency**doublings)
 
         per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
         expert_rate = rate(expert_dtype) * calibration.expert_efficiency

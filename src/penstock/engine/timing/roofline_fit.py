@@ -37,8 +37,8 @@ START = Calibration(
 """Where a fit begins, and what it keeps to by its ``prior``: what kernels and links reach alone. Large matrices run at
 0.6 to 0.7 of bf16's rate and at a smaller share of fp8's, an all-reduce over NVLink at 0.6 of its rate after 8 us, a
 decoder layer's dozen kernels leave gaps of 1 to 2 us in a CUDA graph."""
-NAMES = tuple(field.name for field in msgspec.structs.fields(Calibration) if "gddr" not in field.name)
-"""What is fitted. Those for GDDR come from profiles: the measured points are of GPUs with HBM."""
+NAMES = tuple(field.name for field in msgspec.structs.fields(Calibration) if field.name != "gddr_efficiency")
+"""What is fitted. The one for GDDR comes from profiles: the measured points are of GPUs with HBM."""
 LEAST, MOST = 1e-6, 1e3
 BANDWIDTH = 0.92
 """No DRAM streams faster than this share of its data sheet, refresh and turn-arounds counted."""
