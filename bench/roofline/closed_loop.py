@@ -1,8 +1,10 @@
 """The closed loop that a measured point was: so many clients, each with one request at a time, through the engine.
 
 Clients begin together, every answer is followed by the next request, and all requests count: so do the usual load
-generators. Their lengths are even between 0.8 of what they are called and all of it (InferenceMAX's range ratio), which
-spreads the clients in time; in step, they would wait for each other's prompts for ever.
+generators. InferenceMAX's lengths are even between 0.8 of what they are called and all of it, which spreads the clients
+in time. aiconfigurator's own runs have equal lengths, and engines started by its rules, whose passes have room for one
+prompt beside the batch (``generator/rule_plugin/benchmark`` of its repository): that spreads them, too. What a request
+takes beside its passes is added to the TTFT, and is no part of the loop: an answer takes a hundred times as long.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ LEAST = 0.8
 BLOCK = 64
 MAX_BATCHED = 8192
 """Tokens of a pass, per rank of the attention: the usual limit of the engines that were measured."""
+BESIDE = 1500
+"""Tokens of a pass beside one prompt and the batch, by aiconfigurator's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,9 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
     """Return what the engine makes of a point; ``timing`` takes the place of the roofline."""
     measured = point.measured
     ranks = max(1, measured.expert_parallel_size // measured.tensor_parallel_size)
+    budget = max(MAX_BATCHED * ranks, measured.concurrency)
+    if point.generated:
+        budget = measured.request.isl * ranks + measured.concurrency + BESIDE
     blocks = kv_blocks_of(
         measured.shape,
         measured.gpu,
@@ -51,7 +58,7 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
         weight_dtype=measured.weight_dtype,
         kv_cache_dtype=measured.kv_cache_dtype,
         utilisation=MEASURED_UTILISATION,
-        tokens=max(MAX_BATCHED * ranks, measured.concurrency),
+        tokens=budget,
         seqs=measured.concurrency,
         length=measured.request.isl + measured.request.osl // 2,
     )
@@ -59,7 +66,7 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
         block_size=BLOCK,
         kv_blocks=max(blocks, -(-(measured.request.isl + measured.request.osl) // BLOCK)),
         max_num_seqs=measured.concurrency,
-        max_num_batched_tokens=max(MAX_BATCHED * ranks, measured.concurrency),
+        max_num_batched_tokens=budget,
         enable_prefix_caching=False,
         async_scheduling=point.group[0] == "vllm",
     )
@@ -67,7 +74,7 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
     engine.timing = engine._core.timing = timing or RooflineTiming(roofline_of(measured, calibration))
     done: list[EngineFinished] = []
     asked = measured.concurrency
-    lengths = np.random.default_rng(0).uniform(LEAST, 1.0, (ROUNDS * asked, 2)).tolist()
+    lengths = np.random.default_rng(0).uniform(1.0 if point.generated else LEAST, 1.0, (ROUNDS * asked, 2)).tolist()
 
     def world(now: int, sender: str, effect: object) -> tuple[tuple[int, str, SubmitRequest], ...]:
         nonlocal asked
@@ -90,7 +97,7 @@ def closed_loop(point: Point, calibration: Calibration, timing: TimingModel | No
     simulation.run()
     first = [one.first for one in done if one.first is not None]
     return Looped(
-        mean(at - one.arrived for at, one in zip(first, done, strict=True)) / SECOND,
+        mean(at - one.arrived for at, one in zip(first, done, strict=True)) / SECOND + measured.beside,
         mean((one.at - at) / (one.tokens - 1) for at, one in zip(first, done, strict=True)) / SECOND,
     )
 

@@ -7,13 +7,14 @@ once, and how attention was split over more than 8 GPUs.
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import known_model
 from penstock.engine.timing.model_shape import ModelShape, shape_of
+from penstock.engine.timing.roofline import REQUEST_OVERHEAD
 from penstock.engine.timing.roofline_fit import MeasuredPoint
 from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.values import RequestShape
@@ -25,14 +26,23 @@ _IN_ID = re.compile(r"_tp(\d+)(?:_\d+)?_ep(?:\d+|none)")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A measured point, and whose: ``group`` is (engine, GPU, model, precision)."""
+    """A measured point, and whose: ``group`` is (engine, GPU, model, precision).
+
+    ``generated``: aiconfigurator's own run, of an engine that its rules configured; the others are InferenceMAX's.
+    """
 
     group: tuple[str, str, str, str]
     measured: MeasuredPoint
+    generated: bool = False
 
     @property
     def model(self) -> str:
         return self.group[2]
+
+    def with_beside(self, beside: Mapping[str, float]) -> "Point":
+        """Return the point under such costs of a request, by engine; one that has none of them takes vLLM's."""
+        seconds = beside.get(self.group[0], beside["vllm"])
+        return replace(self, measured=replace(self.measured, beside=seconds))
 
 
 def points_of(lines: Iterable[str]) -> tuple[list[Point], Counter[str]]:
@@ -94,5 +104,7 @@ def _point(row: dict[str, str]) -> Point | str:
             prefill_first=engine == "sglang",
             tpot=float(row["silicon_tpot_ms"]) / 1e3,
             ttft=float(row["silicon_ttft_ms"]) / 1e3,
+            beside=REQUEST_OVERHEAD[engine],
         ),
+        generated="gap-analysis" in row["silicon_data_source"],
     )

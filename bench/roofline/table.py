@@ -1,7 +1,7 @@
 """Fitted constants and their errors as the page's table."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from closed_loop import Looped
@@ -37,6 +37,11 @@ def as_setting(calibration: Calibration) -> str:
     """Return a fit as `sim.timing` takes it."""
     values = msgspec.structs.asdict(calibration)
     return f"`calibration: {{{', '.join(f'{key}: {values[key]:.3g}' for key in NAMES)}}}`"
+
+
+def beside_of(beside: Mapping[str, float]) -> str:
+    """Return seconds by engine in words."""
+    return ", ".join(f"{engine} {1e3 * seconds:.0f}" for engine, seconds in beside.items())
 
 
 def errors(rows: Sequence[Row], names: Sequence[str]) -> list[str]:

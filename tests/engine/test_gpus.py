@@ -25,8 +25,10 @@ def test_the_table_has_the_gpus_of_the_field() -> None:
 
 def test_a_type_that_the_gpu_does_not_compute_in_runs_at_the_next_wider_rate() -> None:
     assert named("a100").flops("fp8") == named("a100").flops("bf16") == 312e12
-    assert named("h100").flops("fp4") == named("h100").flops("fp8") == 1978e12
+    assert named("h100").flops("fp4") == named("h100").flops("bf16"), "weights of four bits are widened there"
+    assert named("h100").flops("fp8") == 1978e12
     assert named("b200").flops("fp4") == 9000e12
+    assert named("b200").flops("mxfp4") == named("b200").flops("fp8"), "beside activations in fp8"
     assert named("b200").flops("int4") == named("b200").flops("bf16")
     widened = {name: [dtype for dtype in ("fp8", "fp4", "int4") if named(name).widens(dtype)] for name in GPUS}
     assert widened["a100"] == ["fp8", "fp4", "int4"]

@@ -6,17 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing.gpus import named
+from penstock.engine.timing.collectives import Link, collectives
+from penstock.engine.timing.gpus import GPUS, named
 from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
 from penstock.engine.timing.roofline import Roofline, RooflineTiming, experts_touched, work_of
 from penstock.engine.timing.timing_model import timing_of
+from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
 from tests.engine.models import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, TINY
 
 IDEAL = Calibration(
     bandwidth_efficiency=1.0,
     compute_efficiency=1.0,
+    narrow_efficiency=1.0,
     link_efficiency=1.0,
     link_latency_ms=0.0,
     layer_overhead_ms=0.0,
@@ -169,11 +172,60 @@ def test_experts_on_gpus_of_their_own_get_their_tokens_by_all_to_all() -> None:
     sliced = ideal(DEEPSEEK_V3, tensor_parallel_size=8)
     spread = ideal(DEEPSEEK_V3, tensor_parallel_size=1, expert_parallel_size=8)
     assert sliced.gpus == spread.gpus == 8
-    exchanged = 2 * 58 * (tokens / 8) * 8 * 7168 * 2 * (7 / 8) / 450e9
+    reached = 8 * (1 - (7 / 8) ** 8)  # GPUs that have one of a token's eight experts; a token goes to each once
+    exchanged = 2 * 58 * (tokens / 8) * reached * 7168 * 2 * (7 / 8) / 450e9
     assert spread.collectives.token * tokens == pytest.approx(exchanged)
     assert shape.moe_layers == 58
     # Attention is data-parallel then: each GPU has the whole of its own sequences' cache, an eighth of all.
     assert spread.read_seconds()[0] == pytest.approx(sliced.read_seconds()[0] / 8)
+
+
+@given(st.sampled_from([2, 4, 8, 16]), st.integers(1, 16))
+def test_a_token_goes_to_no_gpu_twice(gpus: int, chosen: int) -> None:
+    """However many experts it has there: all-to-all sends at most what sending everything to everyone does."""
+    shape = shape_of({**DEEPSEEK_V3, "num_experts_per_tok": chosen})
+    link = Link(16e9, 0.0)
+    some, everyone = (collectives(shape, link, link, 1, gpus, gathered=gathered) for gathered in (False, True))
+    assert 0 < some.token <= everyone.token
+    assert chosen > 1 or some.token == pytest.approx(everyone.token / gpus)
+
+
+@given(
+    st.sampled_from([LLAMA_70B, GPT_OSS_120B, DEEPSEEK_V3]),
+    st.sampled_from(sorted(GPUS)),
+    st.integers(1, 4096),
+    st.integers(1, 4096),
+    st.integers(1, 256),
+)
+def test_more_work_never_takes_less_time(config: dict, gpu: str, new: int, more: int, seqs: int) -> None:
+    roofline = Roofline(shape_of(config), named(gpu), Calibration())
+    assert prompt(roofline, 0, new) <= prompt(roofline, 0, new + more)
+    assert prompt(roofline, 0, new) <= prompt(roofline, more, new)
+    assert step(roofline, 512 * seqs, seqs) < step(roofline, 512 * (seqs + 1), seqs + 1)
+    assert step(roofline, 512 * seqs, seqs) <= step(roofline, 512 * seqs + more, seqs)
+
+
+@given(st.sampled_from([LLAMA_70B, GPT_OSS_120B]), st.sampled_from(["h100", "b200"]), st.integers(2048, 16_384))
+def test_more_gpus_compute_a_long_prompt_sooner(config: dict, gpu: str, new: int) -> None:
+    times = [
+        prompt(Roofline(shape_of(config), named(gpu), Calibration(), tensor_parallel_size=gpus), 0, new)
+        for gpus in (1, 2, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_narrower_operands_keep_a_share_of_what_they_double() -> None:
+    calibration = msgspec.structs.replace(IDEAL, compute_efficiency=0.6, narrow_efficiency=0.8)
+
+    def token(gpu: str, dtype: Dtype) -> float:
+        return Roofline(shape_of(LLAMA_8B), named(gpu), calibration, weight_dtype=dtype).costs.linear_token
+
+    for gpu in ("b200", "rtxpro6000"):
+        params = 32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+        assert token(gpu, "bf16") == pytest.approx(2 * params / (named(gpu).flops("bf16") * 0.6), rel=1e-3)
+        assert token(gpu, "bf16") / token(gpu, "fp8") == pytest.approx(2 * 0.8, rel=2e-2)
+        assert token(gpu, "bf16") / token(gpu, "fp4") == pytest.approx(4 * 0.64, rel=2e-2)
+    assert token("h100", "fp4") == token("h100", "bf16")
 
 
 def test_collectives_are_counted_by_kind_of_layer() -> None:

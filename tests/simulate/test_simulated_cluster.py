@@ -93,6 +93,15 @@ def test_every_request_ends_once_with_the_tokens_that_it_wanted() -> None:
     assert len(run.decisions) == len(asked)
 
 
+def test_what_a_request_takes_besides_counts_to_its_first_token_and_to_no_other() -> None:
+    requests = [TrafficRequest(at=2.0 * number, isl=256, osl=8, hash_ids=[], block_size=16) for number in range(6)]
+    late = msgspec.structs.replace(SIM, request_overhead=0.2)
+    made = [Run(plan(pools={"main": PoolPlan(sim=sim, replicas=1)}), requests).records for sim in (SIM, late)]
+    for soon, slow in zip(*made, strict=True):
+        assert soon.ttft is not None and slow.ttft == pytest.approx(soon.ttft + 0.2)
+        assert soon.tpot is not None and slow.tpot == pytest.approx(soon.tpot)
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_one_other_decisions() -> None:
     asked = chat(20)
     tied = RouterSettings(mode="random")

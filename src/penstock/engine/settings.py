@@ -23,11 +23,20 @@ class Calibration(Settings, frozen=True, kw_only=True):
     bandwidth_efficiency: Annotated[
         float,
         Knob("Share of the memory bandwidth that kernels reach; higher is faster decoding.", unit="ratio", gt=0, le=1),
-    ] = 0.92
+    ] = 0.906
     compute_efficiency: Annotated[
         float,
         Knob("Share of the arithmetic rate that kernels reach; higher is faster prefill.", unit="ratio", gt=0, le=1),
-    ] = 0.535
+    ] = 0.652
+    narrow_efficiency: Annotated[
+        float,
+        Knob(
+            "Share of that which each doubling of the rate by narrower operands keeps: once for fp8, twice for fp4.",
+            unit="ratio",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.82
     expert_efficiency: Annotated[
         float,
         Knob(
@@ -36,7 +45,7 @@ class Calibration(Settings, frozen=True, kw_only=True):
             gt=0,
             le=1,
         ),
-    ] = 0.138
+    ] = 0.396
     gddr_efficiency: Annotated[
         float,
         Knob(
@@ -55,24 +64,24 @@ class Calibration(Settings, frozen=True, kw_only=True):
             gt=0,
             le=1,
         ),
-    ] = 0.707
+    ] = 0.738
     link_efficiency: Annotated[
         float, Knob("Share of the link's rate that collectives reach.", unit="ratio", gt=0, le=1)
-    ] = 0.265
+    ] = 0.452
     link_latency_ms: Annotated[
         float, Knob("What a collective costs before its first byte; there are two per layer.", unit="ms", ge=0)
-    ] = 0.0024
+    ] = 0.0092
     layer_overhead_ms: Annotated[
         float, Knob("What launches and small kernels add per layer; CUDA graphs lower it.", unit="ms", ge=0)
-    ] = 0.0567
+    ] = 0.0387
     expert_layer_overhead_ms: Annotated[
         float,
         Knob("What routing tokens to experts and back adds per layer that has them.", unit="ms", ge=0),
-    ] = 0.007
+    ] = 0.016
     pass_overhead_ms: Annotated[
         float, Knob("What the host adds per pass: scheduling, sampling, input preparation.", unit="ms", ge=0)
-    ] = 0.45
-    sequence_overhead_ms: Annotated[float, Knob("What the host adds per sequence of a pass.", unit="ms", ge=0)] = 0.0014
+    ] = 0.69
+    sequence_overhead_ms: Annotated[float, Knob("What the host adds per sequence of a pass.", unit="ms", ge=0)] = 0.0031
 
 
 class TimingSettings(Settings, frozen=True, kw_only=True):
@@ -353,6 +362,15 @@ class SimSettings(Settings, frozen=True, kw_only=True):
     accept_rate: Annotated[
         float, Knob("Chance that a draft token is accepted after the ones before it.", unit="ratio", ge=0, le=1)
     ] = 0.7
+    request_overhead: Annotated[
+        float,
+        Knob(
+            "Time from a request's arrival until the scheduler sees it: HTTP, template, tokens, the way between "
+            "processes. Simulations and plans count it; a simulated engine that serves has its own.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0.0
     adapter_load: Annotated[
         float, Knob("Time to load a LoRA adapter into memory; requests with it wait for that.", unit="s", ge=0)
     ] = 0.5

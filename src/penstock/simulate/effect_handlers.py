@@ -223,15 +223,18 @@ class EffectHandlers:
             embedded=[item.id for item in media if item.id in self.embeddings] if media else [],
             next_in=effect.prefetch_after,
         )
-        adapter = opened.request.adapter
-        if adapter is not None and self._plan.pools[worker.pool].adapter_slots:
+        adapter, pool = opened.request.adapter, self._plan.pools[worker.pool]
+        # One whose KV is brought has its first token already.
+        seen = now if submit.remote else now + nanos(pool.sim.request_overhead)
+        if adapter is not None and pool.adapter_slots:
             ready = worker.adapters.get(adapter)
             if ready is None:
                 raise InvariantError(f"request {effect.id} was sent to {worker.id}, which has no adapter {adapter}")
-            if ready > now:
-                worker.awaiting.add(key)
-                self._later(ready, partial(self._adapter_there, ready, worker, submit))
-                return ()
+            seen = max(seen, ready)
+        if seen > now:
+            worker.awaiting.add(key)
+            self._later(seen, partial(self._admitted, seen, worker, submit))
+            return ()
         return ((now, worker.id, submit),)
 
     def _adapters_changed(self, now: Nanos, sender: str, effect: routing.AdapterChange) -> Iterable[Answer]:
@@ -249,8 +252,8 @@ class EffectHandlers:
         loaded = routing.AdapterLoaded(worker=worker.id, epoch=worker.card.incarnation, adapter=name, seconds=took)
         return ((max(now, worker.adapters[name]), ROUTER, loaded),)
 
-    def _adapter_there(self, now: Nanos, worker: SimulatedWorker, submit: engine.SubmitRequest) -> None:
-        """Send a request that has waited for its adapter, unless it has ended meanwhile."""
+    def _admitted(self, now: Nanos, worker: SimulatedWorker, submit: engine.SubmitRequest) -> None:
+        """Send a request that was on its way in, or waited for its adapter, unless it has ended meanwhile."""
         if submit.id in worker.awaiting:
             worker.awaiting.discard(submit.id)
             self._post(now, worker.id, submit)

@@ -1,8 +1,10 @@
 """Candidates and the search over them: what fits, what is fewest, what is cheapest, and which source timed it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -10,6 +12,7 @@ import yaml
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
+from penstock.engine.timing.roofline import REQUEST_OVERHEAD
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits
 from penstock.planner.sizing.attainment import TAIL, AttainmentModel
@@ -31,7 +34,8 @@ def naive_share(request: PlanRequest, engine: EngineCandidate, replicas: int) ->
     limits = EngineLimits(
         max_num_batched_tokens=engine.chunk, max_num_seqs=engine.sim.max_num_seqs, kv_tokens=engine.sim.capacity
     )
-    model = AttainmentModel(engine.times, limits, traffic.mix, request.slo.of(None))
+    extra = engine.sim.request_overhead
+    model = AttainmentModel(engine.times, limits, traffic.mix, request.slo.of(None), extra=extra)
     shares = [
         weight * float(model.attainment(engine.role, np.array([rate]), np.array([float(replicas)])).both[0])
         for rate, weight in zip(traffic.rates, traffic.weights, strict=True)
@@ -68,6 +72,22 @@ def test_a_pair_is_matched_in_whole_numbers_and_the_cheapest_of_its_kind() -> No
     counts = [(p, d) for p in range(1, 25) for d in range(1, 25) if share(p, d) >= 0.95]
     assert min(sum(each) for each in counts) == sum(pool.replicas for pool in best.pools)
     assert best.expected == pytest.approx(share(*(pool.replicas for pool in best.pools)))
+
+
+def test_what_an_engine_takes_beside_its_passes_counts_to_ttft_and_not_to_itl() -> None:
+    request = question(rate=7.0, requests=200, engine="vllm")
+    traffic = traffic_of(request)
+    catalog = EngineCatalog(request, traffic)
+    search = DeploymentSearch(request, traffic, catalog)
+    engine = catalog.candidates["aggregated"][0]
+    assert engine.sim.request_overhead == REQUEST_OVERHEAD["vllm"] > 0
+    assert catalog.idle[0].prompt > REQUEST_OVERHEAD["vllm"] + float(engine.times.prefill(traffic.prompt)) / 2
+    seconds = [0.0, 0.1, 10.0]
+    made = [replace(engine, sim=msgspec.structs.replace(engine.sim, request_overhead=each)) for each in seconds]
+    rates, workers = np.array([7.0]), np.array([4.0])
+    shares = [search._model(each).attainment("aggregated", rates, workers) for each in made]
+    assert [float(each.ttft[0]) for each in shares] == sorted((float(each.ttft[0]) for each in shares), reverse=True)
+    assert float(shares[-1].ttft[0]) < 0.01 and len({float(each.itl[0]) for each in shares}) == 1
 
 
 def test_more_load_and_tighter_targets_never_cost_less() -> None:

@@ -266,6 +266,8 @@ def timing_table(folder: str | Path, tp: int) -> Mapping[str, Any]:
     ]
     decode = [(float(each.seqs), each.seqs * each.context, each.mean) for each in mine if each.kind == "decode"]
     table = grid_of(prefill, decode, str(folder))
+    if (request := manifest.host.request.get(tp)) is not None:
+        table["request_overhead"] = np.float64(max(0.0, request - gap))
     if mixed := [each for each in mine if each.kind == "mixed"]:
         model = BenchmarkTable(prefill, decode)
         # Both parts read the weights and pay for the host; a mixed pass does so once.

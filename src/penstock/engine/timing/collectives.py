@@ -96,15 +96,15 @@ def collectives(
 
     Args:
         gathered: every token goes to every GPU (all-gather and reduce-scatter, vLLM's default), not only to its
-            experts (all-to-all).
+            experts (all-to-all, once to each GPU however many of them it has).
     """
     gpus, width = tensor_parallel_size * replicas, shape.hidden * BYTES[shape.dtype]
     reduces = shape.sublayers - (shape.moe_layers if replicas > 1 else 0)
     reduces = reduces if tensor_parallel_size > 1 else 0
     exchanges = 2 * shape.moe_layers if replicas > 1 else 0
     reduced = 2.0 * (tensor_parallel_size - 1) / tensor_parallel_size * reduces * width / replicas
-    copies = gpus if gathered else shape.experts_per_token
-    exchanged = exchanges * copies * width / gpus * (gpus - 1) / gpus
+    reached = 1.0 if gathered else 1.0 - (1.0 - 1.0 / gpus) ** shape.experts_per_token
+    exchanged = exchanges * reached * width * (gpus - 1) / gpus
     return Collectives(
         reduces * within.latency + exchanges * across.latency, reduced / within.rate + exchanged / across.rate
     )

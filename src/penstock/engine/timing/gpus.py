@@ -45,15 +45,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.memory_gib * GIB
 
     def flops(self, dtype: Dtype) -> float:
-        """Return operations per second for weights of a data type: its own rate, or that of the next wider one."""
+        """Return operations per second for weights of a data type: that of bf16 where they are widened to it.
+
+        Kernels for mxfp4 on GPUs with fp4 multiply by activations in fp8, at that rate.
+        """
         if dtype == "fp32":
             return self.bf16_tflops * 0.5e12
-        tflops = self.bf16_tflops
-        if dtype in ("fp8", "fp4", "mxfp4") and self.fp8_tflops is not None:
-            tflops = self.fp8_tflops
-        if dtype in ("fp4", "mxfp4") and self.fp4_tflops is not None:
-            tflops = self.fp4_tflops
-        return tflops * 1e12
+        tflops: float | None = self.bf16_tflops
+        if dtype in ("fp8", "fp4", "mxfp4") and not self.widens(dtype):
+            tflops = self.fp4_tflops if dtype == "fp4" else self.fp8_tflops
+        return (tflops or self.bf16_tflops) * 1e12
 
     def widens(self, dtype: Dtype) -> bool:
         """Tell whether weights of a data type must be widened before they are computed with."""

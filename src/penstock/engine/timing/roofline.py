@@ -13,6 +13,7 @@ Source: rooflines as in Dynamo's planner; the split by groups, sliding windows a
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import log2
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
 
 MILLISECONDS = 1e-3
+REQUEST_OVERHEAD = {"vllm": 0.025, "trtllm": 0.044, "sglang": 0.025}
+"""Seconds that a request takes in an engine beside its passes, before its first token: by how much the TTFT of up to
+four clients exceeds the simulated one in the median (`bench/roofline/run.py`). SGLang was measured with one model only,
+whose TTFT is as much longer on TensorRT-LLM, so vLLM's stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +151,16 @@ class Roofline:
         reached = calibration.gddr_efficiency if gpu.gddr else calibration.bandwidth_efficiency
         bandwidth = gpu.bandwidth * reached
         widened = {True: bandwidth * calibration.widening_efficiency, False: bandwidth}
-        rate = calibration.compute_efficiency
+
+        def rate(dtype: Dtype) -> float:
+            doublings = max(0.0, log2(gpu.flops(dtype) / gpu.flops("bf16")))
+            return gpu.flops(dtype) * float(calibration.compute_efficiency * calibration.narrow_efficiency**doublings)
+
         per_token = 2.0 * shape.moe_layers * shape.experts_per_token * shape.expert
-        expert_rate = gpu.flops(expert_dtype) * rate * calibration.expert_efficiency
+        expert_rate = rate(expert_dtype) * calibration.expert_efficiency
         split = min(tensor_parallel_size, shape.kv_heads) * replicas
-        flops = gpu.flops(shape.dtype) * rate * stage
-        indexing = gpu.flops("fp8") * rate * replicas
+        flops = rate(shape.dtype) * stage
+        indexing = rate("fp8") * replicas
         self._near_layers = shape.near_layers
         self._far_layers = shape.attention_layers - shape.near_layers
         self._index_layers = shape.index_layers
@@ -170,7 +179,7 @@ class Roofline:
             output=MILLISECONDS * calibration.sequence_overhead_ms + 2.0 * shape.state_bytes / stage / bandwidth,
             linear_read=sum(each.params * BYTES[each.dtype] / widened[gpu.widens(each.dtype)] for each in linear)
             / tensor_parallel_size,
-            linear_token=sum(2.0 * each.params / gpu.flops(each.dtype) for each in linear) / stage / rate,
+            linear_token=sum(2.0 * each.params / rate(each.dtype) for each in linear) / stage,
             expert_read=shape.moe_layers
             * shape.expert
             * BYTES[expert_dtype]
@@ -178,7 +187,7 @@ class Roofline:
             / widened[gpu.widens(expert_dtype)],
             expert_token=per_token / stage / expert_rate,
             head_read=shape.head * BYTES[shape.dtype] / tensor_parallel_size / bandwidth,
-            head_token=2.0 * shape.head / stage / (gpu.flops(shape.dtype) * rate),
+            head_token=2.0 * shape.head / stage / rate(shape.dtype),
             other_token=shape.activations * BYTES[shape.dtype] / stage / bandwidth,
             # Each GPU of a stage sends its share of what comes out of the stage.
             exchange_token=self.collectives.token + hops * shape.hidden * BYTES[shape.dtype] / stage / along.rate,

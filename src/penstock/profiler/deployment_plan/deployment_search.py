@@ -167,6 +167,7 @@ class DeploymentSearch:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def _model(self, engine: EngineCandidate, extra: float = 0.0) -> AttainmentModel:
+        extra += engine.sim.request_overhead if engine.role != "decode" else 0.0
         return AttainmentModel(engine.times, engine.limits, self._traffic.mix, self._service, extra=extra)
 
     def _share(self, serving: AttainmentModel, role: Role, replicas: int) -> float:

@@ -12,7 +12,7 @@ from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.settings import SimSettings, TimingKind, TimingSettings, TransferSettings
 from penstock.engine.timing.gpus import Gpu
 from penstock.engine.timing.model_shape import ModelShape
-from penstock.engine.timing.roofline import check_parallel
+from penstock.engine.timing.roofline import REQUEST_OVERHEAD, check_parallel
 from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
@@ -92,7 +92,7 @@ class IdleEngine:
     weights: float
     """Of it, reading the weights at the data sheet's bandwidth."""
     prompt: float
-    """The mean prompt, computed alone."""
+    """The mean prompt, computed alone, with what its request takes besides."""
     stages: int
     """Of its pipeline."""
 
@@ -138,6 +138,7 @@ class EngineCatalog:
             block_size=LATENT_BLOCK if self._shape.latent else BLOCK,
             enable_chunked_prefill=self._request.answers,
             async_scheduling=True,
+            request_overhead=self._request_overhead(timing, table),
             timing=timing,
             transfer=TransferSettings(
                 bandwidth=gpu.network_gb_per_s * 1e9 * NETWORK_SHARE * gpus,
@@ -153,7 +154,7 @@ class EngineCatalog:
                 label,
                 model.decode(round(self._context), 1) / SECOND,
                 self._weights(gpu, timing),
-                model.prefill(self._prompt) / SECOND,
+                model.prefill(self._prompt) / SECOND + base.request_overhead,
                 stages,
             )
         )
@@ -249,6 +250,12 @@ class EngineCatalog:
                 self.notes.append(f"roofline in place of aiconfigurator: {error.message}")
         timing = settings("roofline")
         return timing, load_timing(timing)
+
+    def _request_overhead(self, timing: TimingSettings, table: Mapping[str, Any] | None) -> float:
+        """Return what a request takes beside its passes: a profile says it, or has it in its prompts."""
+        if timing.kind == "table":
+            return float((table or {}).get("request_overhead", 0.0))
+        return REQUEST_OVERHEAD.get(self._request.engine, REQUEST_OVERHEAD["vllm"])
 
     def _weights(self, gpu: Gpu, timing: TimingSettings) -> float:
         """Return seconds in which the GPUs read what a single token needs, one stage after another."""
