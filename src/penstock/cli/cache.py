@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
-from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.cluster_options import cluster_options
-from penstock.cli.shared.listen_text import address_of
+from penstock.cli.shared.option_values import SECONDS, Amount, address_of
 from penstock.cli.shared.output import json_option, seconds_text, show, table
 from penstock.kernel.plurals import counted
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.option_values import SECONDS, Amount
 from penstock.cli.shared.output import fitted, json_option, table, terminal_width, text_width, wrapped
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from penstock.cli.shared.admin_client import admin_key_option
-from penstock.cli.shared.amount import SECONDS, Amount
 from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
+from penstock.cli.shared.option_values import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, pool_overrides, settings_options
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.option_values import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json, table
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from penstock.cli.shared.cluster_names import pools as pools_of
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import NotDone, wait_for, wait_options
-from penstock.cli.status import replica_text
+from penstock.cli.shared.worker_tables import replica_text
 from penstock.kernel.plurals import counted
 from penstock.runtime.cluster_state.desired_state import DrainStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredPool, DesiredState, PoolScaled, PoolsScaled, ScaleBody

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.shared.amount import Amount
+from penstock.cli.shared.option_values import Amount
 from penstock.cli.shared.settings_flags import SettingsCommand, load_to_start, pool_overrides, settings_options
 
 EPILOG = """\b

@@ -1,7 +1,7 @@
 """Command ``penstock status``: models, workers, queues and findings, as the router itself sees them."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from penstock.cli.shared.live_screen import watch
 from penstock.cli.shared.output import (
     WIDE,
     fitted,
-    fitted_table,
     json_option,
     percent,
     seconds_text,
@@ -25,13 +24,13 @@ from penstock.cli.shared.output import (
     wide_option,
     wrapped,
 )
+from penstock.cli.shared.worker_tables import finding_lines, workers_text
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, WantedAdapter
 from penstock.frontend.program_ledger import ProgramStatus
 from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
-from penstock.kernel.values import Replica
-from penstock.router.status_rows import OUTCOMES, ModelStatus, StatusFinding, WorkerStatus
+from penstock.router.status_rows import OUTCOMES, ModelStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredPool
 
 EPILOG = """\b
@@ -77,10 +76,7 @@ def status_text(status: ClusterStatus, width: int, pace: str = "") -> str:
     """Return the whole status as text, in lines of ``width`` columns. ``pace``: follows the counts of requests."""
     parts = [_head(status, width, pace)]
     parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
-    rows = worker_rows(status)
-    parts.append(fitted_table(WORKER_HEADINGS, rows, width, worker_spare(status), silent=("ROLE",), text="STATE"))
-    cut = [row for row in rows if f"{row[STATE_AT]}" not in parts[-1]]
-    parts[-1] += "".join("\n" + wrapped(f"{row[0]}: {row[STATE_AT]}", width) for row in cut)
+    parts.append(workers_text(status, width))
     if status.names:
         parts.append("\n".join(["Names:", *(wrapped(f"  {line}", width, hang="    ") for line in name_lines(status))]))
     if status.adapters:
@@ -94,7 +90,7 @@ def status_text(status: ClusterStatus, width: int, pace: str = "") -> str:
     if crashes:
         parts.append("\n".join(["Restarts:", *(wrapped(f"  {line}", width, hang="    ") for line in crashes)]))
     if status.findings:
-        lines = (wrapped(finding_line(finding), width, hang="    ") for finding in status.findings)
+        lines = (wrapped(line, width, hang="    ") for line in finding_lines(status))
         parts.append("Findings:\n" + "\n".join(lines))
     else:
         parts.append("No findings. 'penstock doctor' looks further.")
@@ -176,12 +172,6 @@ def name_lines(status: ClusterStatus) -> list[str]:
     return lines
 
 
-def state_text(worker: WorkerStatus) -> str:
-    """Return a worker's state, and why it takes no requests."""
-    why = (worker.why_not or "").removeprefix(f"is {worker.state}").removeprefix(": ")
-    return worker.state if why in ("", worker.state) else f"{worker.state} ({why})"
-
-
 def adapter_line(adapter: WantedAdapter) -> str:
     """Return in one line on how many workers an adapter is to be, and on which it is."""
     there = [*adapter.workers, *(f"{worker} (loads)" for worker in adapter.loading)]
@@ -204,34 +194,6 @@ def shadow_text(shadow: ShadowStatus) -> str:
 MODEL_HEADINGS = ("MODEL", "READY", "WORKERS", "INDEX", "BLOCK", "TOKENIZER", "INFLIGHT", "QUEUED", "HIT RATE")
 MODEL_SPARE = ("TOKENIZER", "BLOCK")
 """Columns that are left out first on a narrow terminal."""
-WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
-    "WORKER": lambda worker: worker.id,
-    "ROLE": lambda worker: worker.role,
-    "STATE": lambda worker: state_text(worker),
-    "INDEX": lambda worker: worker.index,
-    "ACTIVE": lambda worker: worker.active_requests,
-    "PREFILL TOKENS": lambda worker: worker.active_prefill_tokens,
-    "KV BLOCKS": lambda worker: (
-        worker.active_blocks if worker.kv_blocks is None else f"{worker.active_blocks:,} of {worker.kv_blocks:,}"
-    ),
-    "REQUESTS": lambda worker: worker.requests,
-    "FAILED": lambda worker: worker.failures,
-    "RESTARTS": lambda worker: worker.restarts,
-    "BREAKER": lambda worker: worker.breaker,
-    "KV EVENTS": lambda worker: None if worker.kv_events is None else worker.kv_events.applied,
-    "LOST": lambda worker: None if worker.kv_events is None else worker.kv_events.lost,
-    "URL": lambda worker: worker.url,
-}
-WORKER_HEADINGS = tuple(WORKER_COLUMNS)
-STATE_AT = WORKER_HEADINGS.index("STATE")
-
-
-def worker_spare(status: ClusterStatus) -> tuple[str, ...]:
-    """Return which columns of the workers are left out first."""
-    least = ("URL", "LOST", "KV EVENTS", "BREAKER", "PREFILL TOKENS")
-    plain = all(worker.role == "aggregated" for worker in status.workers)
-    # The reason why a worker takes no requests is beside its state.
-    return (*(("ROLE",) if plain else ()), *least, "INDEX", "KV BLOCKS")
 
 
 def handoff_line(model: ModelStatus, counts: Mapping[str, int]) -> str:
@@ -266,29 +228,6 @@ def model_rows(status: ClusterStatus) -> list[list[Any]]:
         ]
         for model in status.models
     ]
-
-
-def worker_rows(status: ClusterStatus) -> list[list[Any]]:
-    """Return one row per worker, under `WORKER_HEADINGS`: also of replicas that are desired and down, or asleep."""
-    rows = {worker.id: [value_of(worker) for value_of in WORKER_COLUMNS.values()] for worker in status.workers}
-    restarts = {crash.name: crash.count for crash in status.crashes}
-    for pool in status.pools:
-        for replica in pool.replicas or ():
-            if replica.id not in rows:
-                known: dict[str, Any] = {"WORKER": replica.id, "ROLE": pool.role, "STATE": replica_text(replica)}
-                known["RESTARTS"] = restarts.get(replica.id, 0)
-                rows[replica.id] = [known.get(heading) for heading in WORKER_HEADINGS]
-    return [rows[name] for name in sorted(rows)]
-
-
-def replica_text(replica: Replica) -> str:
-    """Return the state of a pool's replica, and why it does not serve."""
-    return ("asleep" if replica.asleep else replica.state) + (f" ({replica.reason})" if replica.reason else "")
-
-
-def finding_line(finding: StatusFinding) -> str:
-    """Return one finding as a line, with its next step."""
-    return f"  {finding.level}: {finding.text}" + (f" ({finding.hint})" if finding.hint else "")
 
 
 def _head(status: ClusterStatus, width: int, pace: str) -> str:

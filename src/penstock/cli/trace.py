@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.option_values import SECONDS, Amount
 from penstock.cli.shared.output import json_option, print_json, seconds_text
 from penstock.cli.shared.traffic_flags import FORMATS, trace_options
 from penstock.cli.trace_tools.trace_files import RateTally, is_archive, load_archive, save

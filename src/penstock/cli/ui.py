@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.shared.amount import SECONDS
+from penstock.cli.shared.option_values import SECONDS
 
 EPILOG = """\b
 Examples:

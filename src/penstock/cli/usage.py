@@ -9,9 +9,9 @@ import click
 from msgspec.structs import asdict, fields
 
 from penstock.cli.shared.admin_client import AdminClient
-from penstock.cli.shared.amount import SECONDS
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.followed_file import run_option
+from penstock.cli.shared.option_values import SECONDS
 from penstock.cli.shared.output import json_option, show, table
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.records.usage_table import UsageRow, UsageTable, usage_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.shared.listen_text import address_of
+from penstock.cli.shared.option_values import address_of
 
 EPILOG = """\b
 Examples:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from penstock.cli.shared.amount import SECONDS, Amount
+from penstock.cli.shared.option_values import SECONDS, Amount
 
 F = TypeVar("F", bound=Callable[..., Any])
 

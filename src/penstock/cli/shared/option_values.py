@@ -1,4 +1,4 @@
-"""Option type of click for a number with a unit, such as ``2m``."""
+"""Option values: numbers with a unit, such as ``2m``, as a type of click, and addresses."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,3 +30,15 @@ class Amount(_FloatType):
 
 SECONDS = Amount("s")
 BYTES = Amount("bytes")
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return an address.
+
+    Raises:
+        UsageError: it is no HOST:PORT.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise click.UsageError(f"{text!r} is no HOST:PORT")
+    return host, int(port)
