@@ -22,7 +22,7 @@ from penstock.router.requests.fair_queue import FairQueue
 from penstock.router.requests.program_habits import ProgramHabits
 from penstock.router.requests.request_queue import RequestQueue
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
-from penstock.router.requests.stage_graph import FINAL, splits
+from penstock.router.requests.stage_graph import FINAL, needs_pair, splits
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import COSTS, NOTHING, PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
 from penstock.router.selection.cost_table import Candidates, CostTable
@@ -108,6 +108,8 @@ class ModelPool:
         """Whether its workers' roles make stages of requests."""
         self.plain = True
         """Whether every worker does everything."""
+        self.paired = 0
+        """Workers that need another one for every request."""
         self.answers = True
         """Whether a worker is there whose role is to answer clients."""
         self.wire: tuple[HandoffProtocol, str | None] | None = None
@@ -194,6 +196,7 @@ class ModelPool:
         if role in FINAL:
             self.seats += change * card.ranks * (card.max_num_seqs or USUAL_LIMITS.max_num_seqs)
         self.roles[role] += change
+        self.paired += change * needs_pair(card)
         if not self.roles[role]:
             del self.roles[role]
         self._weigh_roles()
@@ -486,6 +489,7 @@ class ModelPool:
             "bring": self.bring.dump(),
             "roles": dict(self.roles),
             "seats": self.seats,
+            "paired": self.paired,
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
             "embeddings": self.embeddings.snapshot(),
@@ -528,6 +532,7 @@ class ModelPool:
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
         self.seats = state.get("seats", 0)  # earlier snapshots have none
+        self.paired = state.get("paired", 0)  # nor this
         self._set_limits()
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.plurals import counted
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.stage_graph import FINAL
+from penstock.router.requests.stage_graph import FINAL, needs_pair
 from penstock.router.router_state import RouterState
 from penstock.router.status_rows import (
     OUTCOMES,
@@ -76,13 +76,24 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
         found += _failure_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
-        blind = [w.card.id for w in workers if not w.card.events]
+        blind = [
+            w.card.id for w in workers if not w.card.events and not (w.card.role == "decode" and needs_pair(w.card))
+        ]
         if blind:
             add(
                 "warning",
                 f"mode kv without an event source: {', '.join(sorted(blind))} of {pool.model} announce no KV events, "
                 "so their caches are guessed from routing history",
                 "start the engine with KV events on, or set router.index.kind=approximate to say that this is meant",
+            )
+        late = sorted(
+            f"{t} from event {stream.since:,} on" for t, stream in pool.streams.items() if stream.state == "late"
+        )
+        if late:
+            add(
+                "warning",
+                f"caches are known since we listen: {', '.join(late)}; what they hold from before is taken for not there",
+                "it heals by itself; a replay_endpoint in the engine's --kv-events-config tells it at once",
             )
         lost = sorted(str(t) for t, stream in pool.streams.items() if stream.state == "approximate")
         if lost:
@@ -132,13 +143,15 @@ def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) ->
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
     roles = set(pool.roles)
     if "prefill" in roles and ready and not ready & FINAL:
-        text = f"no worker of {pool.model} whose role is to answer is ready: prefill workers do all of it"
+        does = "requests wait, or are refused" if pool.paired else "prefill workers do all of it"
+        text = f"no worker of {pool.model} whose role is to answer is ready: {does}"
         hint = "start decode workers: penstock scale decode=N, or penstock join --role decode"
     elif "prefill" in roles and ready & FINAL and not any(pool.speaks(worker.card) for worker in workers):
         text = f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over"
         hint = "flip one of the others to decode, or set handoff in the pool's config"
     elif "decode" in roles and "prefill" not in ready and "decode" in ready:
-        text = f"no prefill worker of {pool.model} is ready: decode workers prefill by themselves"
+        does = "requests wait, or are refused" if pool.paired else "decode workers prefill by themselves"
+        text = f"no prefill worker of {pool.model} is ready: {does}"
         hint = "start prefill workers: penstock scale prefill=N, or penstock join --role prefill"
     else:
         return []

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Role, WorkerCard
-from penstock.router.events import Cost, Failed
+from penstock.router.events import Cost, Excluded, Failed
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests import stage_graph
 from penstock.router.requests.blame import blame, works
@@ -44,6 +44,10 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     final = eligible(core, request, pool, now)
     if pool.plain and final.targets:
         return NextStage("aggregated", final)
+    if not final.targets and pool.paired:
+        pair = _pair(core, now, request, pool)
+        final = Eligible([], [], False) if pair.eligible.targets else available(core, request, pool, now)
+        return NextStage("aggregated", final) if final.targets else pair
     if not final.targets and pool.roles["prefill"]:
         # Slower than it should be, but better than no answer.
         instead = eligible(core, request, pool, now, "prefill")
@@ -66,6 +70,21 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if encoding:
         request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
+
+
+def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
+    """Return the prefill of a request for workers that do nothing but their roles, whatever it costs.
+
+    It has no candidates where one of the two workers is missing, or where they can't make the answer together.
+    """
+    takers = available(core, request, pool, now, "decode")
+    if request.event.undivided:
+        why = "goes on with one prefill each, which gives one answer to each prompt, and no logprobs of the prompt"
+        return NextStage("decode", Eligible([], [Excluded(target=one, reason=why) for one, _ in takers.targets], True))
+    if not takers.targets:
+        return NextStage("decode", takers)
+    request.flow = f"remote prefill: {takers.targets[0][0]} does not prefill"
+    return NextStage("prefill", available(core, request, pool, now, "prefill"))
 
 
 def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
@@ -232,7 +251,7 @@ def _other_way(
         pool.media["failed"] += len(request.encode)
         return True
     pool.handoffs["failed"] += 1
-    if pool.fallback_tokens >= 1.0:
+    if pool.fallback_tokens >= 1.0 and not pool.paired:
         pool.fallback_tokens -= 1.0
         pool.handoffs["fallback"] += 1
         request.local = f"no remote prefill: it failed on {remote.target}"

@@ -4,6 +4,7 @@ from typing import Any
 
 import nixl_cu12._api as real
 from nixl_cu12._api import nixl_agent_config as nixl_agent_config
+from nixl_cu12._api import nixl_thread_sync_t as nixl_thread_sync_t
 
 
 class nixl_agent(real.nixl_agent):
