@@ -275,3 +275,13 @@ async def test_readiness_needs_health_and_a_model() -> None:
             await ready(http, url, timeout=5.0)
             del routes["/health"]  # some servers have none
             assert await lacking(http, url) is None and (await health(http, url, 5.0, "m")).lack is None
+
+
+async def test_the_health_of_a_known_kind_is_asked_where_it_costs_nothing() -> None:
+    routes = {"/ready": "", "/health": (503, "it makes a token"), "/v1/models": listing("sglang")}
+    async with answering(routes) as url, aiohttp.ClientSession() as http:
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack is None
+        routes["/ready"] = (503, "paused")
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack == "/ready answers 503"
+        del routes["/ready"]  # older ones have none
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack is None

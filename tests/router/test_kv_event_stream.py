@@ -453,3 +453,45 @@ def test_whatever_happens_to_events_no_block_is_claimed_that_is_not_held(seed: i
     else:
         # Restarted without a word and still below the old numbers: only what comes next can show it.
         assert not tells and stream.next > engine.number
+
+
+# --- listeners that came late -------------------------------------------------------------------------------------
+
+
+def late(kv_blocks: int | None = None) -> KvEventStream:
+    """Return the stream of an engine whose first events came before anybody listened, and that replays nothing."""
+    stream = KvEventStream(kv_blocks=kv_blocks)
+    stream.observe(batch(7, stored(1, 2)))
+    outcome = stream.replayed(FAILED)
+    assert outcome.events and outcome.note == "its cache is known from KV event 7 on"
+    return stream
+
+
+def test_late_is_not_lost() -> None:
+    stream = late()
+    assert (stream.state, stream.since, stream.unrecovered) == ("late", 7, 0)
+    assert stream.observe(batch(8, stored(3))).events == (stored(3),)
+    stream.observe(batch(10, stored(5)))
+    stream.replayed(FAILED)
+    assert (stream.state, stream.unrecovered) == ("approximate", 1), "what goes missing now was announced to us"
+
+
+def test_a_late_listener_knows_all_once_the_cache_has_turned_over() -> None:
+    stream = late(kv_blocks=6)
+    stream.observe(batch(8, stored(3, 4, 5)))
+    assert stream.state == "late"
+    stream.observe(batch(9, stored(6, 7, 8)))
+    assert (stream.state, stream.relearnt) == ("exact", 1)
+
+
+def test_answers_that_agree_end_a_late_start_and_one_that_does_not_begins_anew() -> None:
+    stream = late()
+    for _ in range(COMPARED - 1):
+        stream.compared(32, 32, 0, 16)
+    stream.compared(32, 64, 0, 16)
+    assert stream.state == "late", "it had what we did not know of"
+    for _ in range(COMPARED):
+        stream.compared(0, 0, 0, 16)
+    assert stream.state == "late", "a prompt of which nothing is known shows nothing"
+    outcomes = [stream.compared(32, 32, 0, 16) for _ in range(COMPARED)]
+    assert stream.state == "exact" and "agree" in str(outcomes[-1].note)

@@ -76,9 +76,8 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
         found += _failure_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
-        blind = [
-            w.card.id for w in workers if not w.card.events and not (w.card.role == "decode" and needs_pair(w.card))
-        ]
+        silent = [w.card for w in workers if not w.card.events]
+        blind = [card.id for card in silent if not (card.role == "decode" and needs_pair(card))]  # which keep no prefix
         if blind:
             add(
                 "warning",
@@ -86,13 +85,12 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 "so their caches are guessed from routing history",
                 "start the engine with KV events on, or set router.index.kind=approximate to say that this is meant",
             )
-        late = sorted(
-            f"{t} from event {stream.since:,} on" for t, stream in pool.streams.items() if stream.state == "late"
-        )
+        begun = [(str(target), stream.since) for target, stream in pool.streams.items() if stream.state == "late"]
+        late = ", ".join(f"{target} from event {first:,} on" for target, first in sorted(begun))
         if late:
             add(
                 "warning",
-                f"caches are known since we listen: {', '.join(late)}; what they hold from before is taken for not there",
+                f"engines cached before we listened what we do not know; all is known of {late}",
                 "it heals by itself; a replay_endpoint in the engine's --kv-events-config tells it at once",
             )
         lost = sorted(str(t) for t, stream in pool.streams.items() if stream.state == "approximate")
@@ -248,6 +246,7 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
         active_prefill_tokens=prefill_tokens,
         active_blocks=blocks,
         kv_blocks=card.kv_blocks,
+        paired=needs_pair(card),
         block_size=card.block_size,
         requests=worker.requests,
         failures=worker.failures,

@@ -201,7 +201,7 @@ class KvEventStream:
         return StreamOutcome(clear=True, replay_from=self._ask() if again else None, note=note)
 
     def _agrees(self, agrees: bool, says: bool) -> bool:
-        """Count an answer of a cache that is not known from its beginning; return whether that is enough to trust it."""
+        """Count an answer of a cache of which not all is known; return whether that is enough to trust it."""
         self._agreed = self._agreed + says if agrees else 0
         if self._agreed >= COMPARED:
             self._known()
