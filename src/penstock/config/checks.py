@@ -147,6 +147,7 @@ def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
 
 _PROGRAMS = {
     "vllm": "install vLLM in an environment of its own, and give the path of its vllm program",
+    "sglang": "install SGLang in an environment of its own, and give the path of its python",
     "llamacpp": "give the path of llama-server, or of the Python in whose environment llama-cpp-python[server] is",
 }
 
@@ -307,7 +308,7 @@ def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     seen: dict[str, str] = {}
     # In a cluster of Kubernetes every kind may be a pod of its own, which the operator makes.
-    in_pods = ("sglang", "trtllm") if settings.discovery.store == "kubernetes" else ()
+    in_pods = ("trtllm",) if settings.discovery.store == "kubernetes" else ()
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             path = ("models", model, "pools", name)

@@ -160,8 +160,9 @@ def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
 
     LoRA adapters, which have a parent, don't count.
     """
+    client = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers)
     try:
-        listing = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers).get("/v1/models", dict)
+        listing = client.get("/v1/models", dict)
     except ClusterUnreachable as error:
         hint = "start the server, or name its --model"
         if isinstance(error.__cause__, ssl.SSLError | http.client.BadStatusLine):
@@ -179,8 +180,18 @@ def _model_of(url: str, access: EngineAccess = OPEN) -> tuple[str, str | None]:
     if not models:
         raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
     root = models[0].get("root")
+    if models[0].get("owned_by") == "sglang":  # whose root is the model's name
+        root = _sglang_tokenizer(client)
     folder = tokenizer_in(Path(root)) if isinstance(root, str) and root.startswith("/") else None
     return str(models[0]["id"]), folder
+
+
+def _sglang_tokenizer(client: AdminClient) -> object:
+    """Return where an SGLang has its tokenizer; None where it does not say."""
+    try:
+        return client.get("/server_info", dict).get("tokenizer_path")
+    except (ClusterUnreachable, RequestRefused):
+        return None
 
 
 def access_options(command: Callable[..., int]) -> Callable[..., int]:
