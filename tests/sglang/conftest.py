@@ -1,19 +1,16 @@
-"""Where do the SGLang tests get their environment, their model and the servers that they share? Else they are skipped.
+"""Where do the SGLang tests get their environment and their model? Else they are skipped.
 
-`make test-sglang` makes the first two. Two plain servers serve the whole session; the pair and the children of
-`penstock serve` are started by the files that need them, one after the other.
+`make test-sglang` makes them. Each file starts two servers and ends them: a server takes a GB, and its start most of a
+core for half a minute.
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
 from tests.engine_venv import ROOT, made
-from tests.sglang.server import SglangServer, events_config
 
 HERE = Path(__file__).parent
 VENV = os.environ.get("PENSTOCK_SGLANG_VENV")
@@ -42,24 +39,3 @@ def venv() -> Path:
 def checkpoint(venv: Path) -> Path:
     """The folder of the tiny model that the tests of vLLM serve as well."""
     return made(venv, ROOT / "tests/vllm/setup/checkpoint.py", "sglang-model")
-
-
-@pytest.fixture(scope="session")
-def servers(
-    venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SglangServer, SglangServer]]:
-    """Two servers that somebody else started. Who uses them leaves nothing running in them."""
-    folder = tmp_path_factory.mktemp("servers")
-    first, second = (
-        SglangServer(
-            venv, checkpoint, free_port(), folder / f"{n}.log", flags=("--kv-events-config", events_config(free_port()))
-        )
-        for n in range(2)
-    )
-    try:
-        first.wait_ready()
-        second.wait_ready()
-        yield first, second
-    finally:
-        first.stop()
-        second.stop()

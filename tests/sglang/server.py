@@ -4,10 +4,11 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import alive, request, until
 from tests.sglang.setup.install import SERVER_ENV
 
@@ -20,20 +21,13 @@ START_LIMIT = 400.0
 """Seconds: 25 on an idle machine."""
 STOP_LIMIT = 60.0
 CPU_FLAGS = (
-    *("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule"),
+    *("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule", "--sleep-on-idle"),
     *("--max-total-tokens", str(TOKENS), "--max-running-requests", "8", "--dtype", "float32"),
 )
 FLAGS = (*CPU_FLAGS, "--page-size", str(PAGE), "--enable-metrics", "--enable-cache-report")
 
 
-def events_config(port: int) -> str:
-    """Return --kv-events-config: a star makes it bind, and the port behind has what was published before."""
-    return json.dumps(
-        {"publisher": "zmq", "endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{port + 1}", "topic": "kv"}
-    )
-
-
-def pair_flags(role: str, port: int) -> tuple[str, ...]:
+def pair_flags(role: str, port: int = 0) -> tuple[str, ...]:
     """Return the flags of one side of a pair whose sides meet at a port of the prefill server."""
     flags = ("--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl")
     if role == "decode":  # what it has no room for goes to host memory, which it otherwise takes for a GPU's
@@ -42,28 +36,34 @@ def pair_flags(role: str, port: int) -> tuple[str, ...]:
 
 
 class SglangServer:
-    """One ``sglang.launch_server`` in a session of its own."""
+    """One ``sglang.launch_server`` in a session of its own, with events that can be replayed.
 
-    def __init__(
-        self,
-        venv: Path,
-        model: Path,
-        port: int,
-        log: Path,
-        *,
-        flags: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    Args:
+        flags: further ones.
+    """
+
+    block = PAGE
+
+    def __init__(self, venv: Path, model: Path, log: Path, *, flags: Sequence[str] = ()) -> None:
+        port, events, replay = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{replay}"
         self.log = log
-        command = [str(venv / "bin" / "python"), "-m", "sglang.launch_server", "--model-path", str(model)]
-        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
-        with log.open("wb") as out:
+        # A star makes it bind.
+        config = {"publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+        self._command = [str(venv / "bin" / "python"), "-m", "sglang.launch_server", "--model-path", str(model)]
+        self._command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
+        self._command += ["--kv-events-config", json.dumps(config)]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again at the same ports."""
+        with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                command,
+                self._command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **SERVER_ENV, **(env or {})},
+                env={**os.environ, **SERVER_ENV},
                 start_new_session=True,
             )
 

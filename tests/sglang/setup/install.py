@@ -32,6 +32,8 @@ SERVER_ENV = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "NO_PROXY": "127.0.0.1",
+    "UCX_TLS": "tcp",  # an idle pair that shares memory loses its link, and SGLang never makes it anew
+    "UCX_KEEPALIVE_INTERVAL": "inf",
 }
 """What a server needs to run on two cores without a network."""
 
