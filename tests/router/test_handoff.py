@@ -674,3 +674,26 @@ def test_an_aggregated_worker_beside_a_pair_does_what_the_pair_can_not() -> None
     world.post(WorkerJoined(card=card("a0", fixed_role=True)))
     sent = only(world.post(arrived("r", whole=True, undivided=True)), Dispatch)
     assert (sent.stage, sent.target.worker) == ("aggregated", "a0")
+
+
+def test_a_link_that_fails_while_both_sides_answer_is_avoided_and_named() -> None:
+    fixed = {"handoff": "bootstrap", "fixed_role": True}
+    world = RouterWorld(p("p0", **fixed), d("d0", **fixed), d("d1", **fixed))
+    failed = 0
+    for turn in range(40):
+        sent = [one for one in world.post(arrived(f"r{turn}", prompt(turn))) if isinstance(one, Dispatch)]
+        while (last := sent[-1]).target.worker == "d0":
+            failed += 1
+            broke = Failed(id=last.id, attempt=last.attempt, reason="KVTransferError", retryable=True, status=500)
+            sent = [one for one in world.post(broke, after=120.0) if isinstance(one, Dispatch)]
+        world.post(Staged(id=last.id, attempt=sent[-2].attempt))
+        world.post(FirstToken(id=last.id, attempt=last.attempt))
+        world.post(Finished(id=last.id, attempt=last.attempt, tokens=1))
+    assert failed == 3, "then it gets none from p0 any more"
+    (finding,) = [one for one in world.router.status(world.now).findings if one.level == "error"]
+    assert "the last 3 hand-offs from p0 to d0 failed, although both answer: KVTransferError" in finding.text
+    again = RouterWorld()
+    again.router.restore(world.router.snapshot())
+    assert again.router.pools["m"].links == world.router.pools["m"].links
+    world.post(WorkerJoined(card=d("d0", epoch=2, **fixed)))
+    assert world.router.pools["m"].links == {}, "it was restarted"

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
+from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard, WorkerId
 from penstock.router.adapters.adapter_residency import AdapterResidency
 from penstock.router.events import Cost, Preferences
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
@@ -62,6 +62,24 @@ prefills that were not worth one."""
 MEDIA_COUNTS = ("cached", "encoded", "failed", "here")
 """Counts of media where a worker's role is to encode: those that were encoded already, that it encoded, that it failed
 to encode, and that no such worker could take. The worker that prefills encodes the latter two."""
+
+
+LINK_FAULTS = 3
+"""Hand-offs in a row that must fail: one may be of a request that ended, two of a moment without memory."""
+
+
+class LinkFault(msgspec.Struct):
+    """Hand-offs in a row that failed between two workers that both answer.
+
+    The link between two engines can break while each of them is well (UCX, between idle ones), and is not made anew.
+    """
+
+    count: int = 0
+    reason: str = ""
+
+    @property
+    def broken(self) -> bool:
+        return self.count >= LINK_FAULTS
 
 
 class ModelPool:
@@ -117,6 +135,8 @@ class ModelPool:
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
         self.pending_releases: list[tuple[RequestId, int, WorkerCard]] = []
         """(request, attempt, holder) of KV that is not needed, and that no worker could fetch yet."""
+        self.links: dict[tuple[WorkerId, WorkerId], LinkFault] = {}
+        """(prefill, decode) workers -> the hand-offs between them that failed in a row."""
         self.fallback_tokens = float(FALLBACK_BURST)
         """Fallbacks that are allowed at present."""
         self.embeddings = EmbeddingTable(settings.handoff.embeddings)
@@ -229,6 +249,7 @@ class ModelPool:
             for index in (self.exact, self.history, self.predicted):
                 if index is not None:
                     index.remove(target)
+        self.links = {ends: fault for ends, fault in self.links.items() if worker.card.id not in ends}
         self.affinity.drop_worker(worker.card.id)
         self.adapters.leave(worker.card.id)
 
@@ -490,6 +511,7 @@ class ModelPool:
             "roles": dict(self.roles),
             "seats": self.seats,
             "paired": self.paired,
+            "links": [[*ends, fault.count, fault.reason] for ends, fault in self.links.items()],
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
             "embeddings": self.embeddings.snapshot(),
@@ -532,7 +554,8 @@ class ModelPool:
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
         self.seats = state.get("seats", 0)  # earlier snapshots have none
-        self.paired = state.get("paired", 0)  # nor this
+        self.paired = state.get("paired", 0)  # nor these
+        self.links = {(one, other): LinkFault(*fault) for one, other, *fault in state.get("links", ())}
         self._set_limits()
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])

@@ -137,7 +137,16 @@ def _cause(pool: ModelPool, had: int) -> str:
 
 
 def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
-    """Return where half of a hand-off is missing."""
+    """Return where half of a hand-off is missing, or the link between both."""
+    links = [
+        StatusFinding(
+            "error",
+            f"the last {fault.count} hand-offs from {one} to {other} failed, although both answer: {fault.reason}",
+            f"restart {other}, else {one}: the link is not made anew; UCX keeps it with UCX_KEEPALIVE_INTERVAL=inf",
+        )
+        for (one, other), fault in pool.links.items()
+        if fault.broken
+    ]
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
     roles = set(pool.roles)
     if "prefill" in roles and ready and not ready & FINAL:
@@ -152,8 +161,8 @@ def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) ->
         text = f"no prefill worker of {pool.model} is ready: {does}"
         hint = "start prefill workers: penstock scale prefill=N, or penstock join --role prefill"
     else:
-        return []
-    return [StatusFinding("warning", text, hint)]
+        return links
+    return [*links, StatusFinding("warning", text, hint)]
 
 
 def _failure_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
