@@ -29,6 +29,7 @@ from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSetting
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.values import JsonObject
 
 SERVER_START_TIMEOUT = 600.0
 """Seconds that a server may take to start: large checkpoints take minutes."""
@@ -316,7 +317,7 @@ def _sglang(
         if value is not None:
             flags[flag] = str(value)
     flags |= template_flag(pool)
-    card: dict[str, Any] = {**overrides_of(pool), "engine": "sglang"}
+    card: JsonObject = {**overrides_of(pool), "engine": "sglang"}
     if len(gpus) > 1:
         card["labels"] = {TP_SIZE: str(len(gpus)), **card.get("labels", {})}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
