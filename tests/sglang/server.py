@@ -19,7 +19,6 @@ TOKENS = 8192
 """KV tokens per server: few, so that a minute of load evicts many times over."""
 START_LIMIT = 400.0
 """Seconds: 25 on an idle machine."""
-STOP_LIMIT = 60.0
 CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule", "--sleep-on-idle"),
     *("--max-total-tokens", str(TOKENS), "--max-running-requests", "8", "--dtype", "float32"),
@@ -73,22 +72,12 @@ class SglangServer:
         assert self.process.poll() is None, f"SGLang ended with {self.process.returncode}:\n{self.tail()}"
 
     def kill(self) -> None:
-        """End it and its processes at once, as a machine that fails would."""
+        """End it and its processes at once, as a machine that fails would: told to end, it takes ten seconds."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self.process.wait()
-
-    def stop(self) -> None:
-        """End it, and whatever of its session is left."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                pass
-        self.kill()
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])

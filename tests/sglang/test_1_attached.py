@@ -50,7 +50,7 @@ def servers(
         yield pair
     finally:
         for server in pair:
-            server.stop()
+            server.kill()
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def pair(
         yield servers
     finally:
         for server in servers:
-            server.stop()
+            server.kill()
 
 
 @pytest.fixture(scope="module")
