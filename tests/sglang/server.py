@@ -15,7 +15,7 @@ from tests.sglang.setup.install import SERVER_ENV
 MODEL = "tiny"
 PAGE = 16
 """Tokens per block."""
-TOKENS = 8192
+TOKENS = 4096
 """KV tokens per server: few, so that a minute of load evicts many times over."""
 START_LIMIT = 400.0
 """Seconds: 25 on an idle machine."""
