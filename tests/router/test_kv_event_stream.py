@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.machine import SECOND
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, WorkerId
-from penstock.router.events import KvObserved, ReplayEnded
+from penstock.router.events import Dispatch, Finished, KvObserved, ReplayEnded, ReplayWanted
 from penstock.router.kv_index.kv_event_stream import COMPARED, PLAIN_STATE, KvEventStream, StreamOutcome
+from penstock.testing import RouterWorld, arrived, card, only, prompt
 
 W = WorkerId("w")
 
@@ -495,3 +497,15 @@ def test_answers_that_agree_end_a_late_start_and_one_that_does_not_begins_anew()
     assert stream.state == "late", "a prompt of which nothing is known shows nothing"
     outcomes = [stream.compared(32, 32, 0, 16) for _ in range(COMPARED)]
     assert stream.state == "exact" and "agree" in str(outcomes[-1].note)
+
+
+def test_routing_history_adds_nothing_to_a_late_listeners_events() -> None:
+    world = RouterWorld(card("a", events=("tcp://a",)))
+    unseen = KvObserved(worker=WorkerId("a"), rank=0, epoch=1, sequence=5, events=[stored(1)])
+    world.post(ReplayEnded(id=only(world.post(unseen), ReplayWanted).id, batches=None))
+    pool, tokens = world.router.pools["m"], prompt(3, 64)
+    first = only(world.post(arrived("r", tokens)), Dispatch)
+    world.post(Finished(id=first.id, attempt=1, tokens=1))
+    assert pool.kv_state(first.target) == "late"
+    held = pool.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
+    assert held == {}, "its events say nothing of it, and they came since before we asked"

@@ -64,6 +64,8 @@ MEDIA_COUNTS = ("cached", "encoded", "failed", "here")
 to encode, and that no such worker could take. The worker that prefills encodes the latter two."""
 
 
+HEARD = ("exact", "late")
+"""States of a target whose events, since its router listens, are all known: there, history has nothing to add."""
 LINK_FAULTS = 3
 """Hand-offs in a row that must fail: one may be of a request that ended, two of a moment without memory."""
 
@@ -268,7 +270,7 @@ class ModelPool:
         found: dict[Target, HeldBlocks] = {}
         if self.history is not None:
             for target, depth in self.history.overlap(blocks, now).items():
-                if text or self.kv_state(target) != "exact":
+                if text or self.kv_state(target) not in HEARD:
                     found[target] = HeldBlocks(depth, source="approximate")
         if text or self.exact is None:
             return found
@@ -308,7 +310,7 @@ class ModelPool:
             source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
         if guessed is not None and np.count_nonzero(guessed):
             if not text:
-                guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
+                guessed = guessed * np.array([self.kv_state(target) not in HEARD for target in place])
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
             source = np.where(more, SOURCES.index("approximate"), source)
@@ -325,7 +327,7 @@ class ModelPool:
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:
-        """Return how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
+        """Return how well a target's cache is known: a stream's state, or none where it has no event source."""
         stream = self.streams.get(target)
         return "none" if stream is None else stream.state
 
@@ -334,7 +336,7 @@ class ModelPool:
         blocks, text = prompt.blocks, prompt.estimated
         if not blocks:
             return
-        if self.history is not None and (text or self.kv_state(target) != "exact"):
+        if self.history is not None and (text or self.kv_state(target) not in HEARD):
             self.history.routed(target, blocks, now)
         elif self.predicted is not None and not text:
             self.predicted.routed(target, blocks, now)
