@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
+.PHONY: soak soak-vllm up install dev test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-transfer clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ test-compiled: dev ## The compiled build, its random tests at full depth (3 minu
 
 test-vllm: dev ## Prove it on two real vLLM servers (CPU build): 2 minutes to install 2.7 GB
 	$(BIN)/python -m tests.run vllm
+
+test-sglang: dev ## Prove it on two real SGLang servers (a CPU, alone and as a pair): 2 minutes to install 2.6 GB
+	$(BIN)/python -m tests.run sglang
 
 soak-vllm: dev ## Let three policies scale a real vLLM from a measured profile alone, a row of docs/bench/accuracy.md each, and one from its passes (12 minutes)
 	$(BIN)/python -m tests.run soak-vllm

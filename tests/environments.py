@@ -52,6 +52,7 @@ def newest_python() -> str:
 
 
 VLLM = folder("PENSTOCK_VLLM_VENV", ".venv-vllm")
+SGLANG = folder("PENSTOCK_SGLANG_VENV", ".venv-sglang")
 LLAMACPP = folder("PENSTOCK_LLAMACPP_VENV", ".venv-llamacpp")
 PROGRAMS = folder("PENSTOCK_K8S_PROGRAMS", ".programs")
 AGENTS = str(ROOT / "build/agents")
@@ -76,7 +77,10 @@ ENVIRONMENTS = {
         ("make", f"PYTHON={newest_python()}", ".venv-fast/.dev"), python=ROOT / ".venv-fast/bin/python"
     ),
     "vllm": Environment(
-        (PYTHON, "tests/vllm/setup/install.py", VLLM), variables={"PENSTOCK_VLLM_VENV": VLLM}, asked=True
+        (PYTHON, "-m", "tests.vllm.setup.install", VLLM), variables={"PENSTOCK_VLLM_VENV": VLLM}, asked=True
+    ),
+    "sglang": Environment(
+        (PYTHON, "-m", "tests.sglang.setup.install", SGLANG), variables={"PENSTOCK_SGLANG_VENV": SGLANG}, asked=True
     ),
     "llamacpp": Environment(
         (PYTHON, "tests/llamacpp/setup/install.py", LLAMACPP),

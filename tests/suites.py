@@ -266,6 +266,22 @@ SUITES = (
         requires=("vllm",),
     ),
     Suite(
+        "sglang",
+        ("tests/sglang",),
+        subject=(
+            *sources(
+                *(f"adapters/engines/dialects/{name}.py" for name in ("dialect", "kv_transfer_protocol", "sglang"))
+            ),
+            *sources("adapters/engines/describe.py", "adapters/engines/kv_events", "frontend/exchange/stages"),
+            *sources("router/kv_index", "router/requests/handoff.py", "router/requests/stage_graph.py"),
+            *("src/penstock/runtime/kv_events", "tests/engine_venv.py", "tests/vllm/setup/checkpoint.py"),
+        ),
+        select="",
+        workers=1,  # they share servers
+        needs=("sglang",),
+        requires=("sglang",),
+    ),
+    Suite(
         "llamacpp",
         ("tests/llamacpp",),
         subject=sources("adapters/engines/dialects/llamacpp.py", "planner"),

@@ -33,8 +33,8 @@ from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from penstock.traffic.formats.mooncake import mooncake_lines
 from penstock.traffic.traffic_request import TrafficRequest
+from tests.engine_venv import made
 from tests.live.cluster import stream
-from tests.vllm.conftest import made
 from tests.vllm.server import BLOCK, MODEL, VllmServer
 from tests.vllm.tiers.processes import TierProcess
 
@@ -104,7 +104,7 @@ def prompt(number: int) -> list[int]:
 
 def measure(venv: Path, order: Sequence[int], host: int, disk: int) -> Outcome:
     """Ask a server of its own."""
-    checkpoint = made(venv, "checkpoint.py", "vllm-model")
+    checkpoint = made(venv, ROOT / "tests/vllm/setup/checkpoint.py", "vllm-model")
     flags = ["--num-gpu-blocks-override", str(GPU_BLOCKS), "--prefix-caching-hash-algo", "sha256_cbor"]
     with tempfile.TemporaryDirectory(prefix="tiers-") as name:
         folder = Path(name)

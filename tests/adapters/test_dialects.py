@@ -58,7 +58,7 @@ def listing(owner: str, **more: Any) -> dict[str, Any]:
 
 
 def sglang(**changes: Any) -> dict[str, Any]:
-    return {"/v1/models": listing("sglang", max_model_len=8192), "/get_server_info": {**SGLANG_INFO, **changes}}
+    return {"/v1/models": listing("sglang", max_model_len=8192), "/server_info": {**SGLANG_INFO, **changes}}
 
 
 async def test_vllm(tmp_path: Path) -> None:
@@ -105,13 +105,44 @@ async def test_vllm_without_metrics_is_known_by_its_listing() -> None:
 async def test_sglang() -> None:
     card = await seen(sglang())
     assert (card.engine, card.block_size, card.kv_blocks) == ("sglang", 16, 10_000)
-    assert (card.max_num_seqs, card.max_num_batched_tokens, card.max_model_len) == (48, 4096, 8186)
+    assert (card.max_num_seqs, card.max_num_batched_tokens, card.max_model_len) == (48, 4096, 8192)
     assert (card.events, card.topic, card.ranks) == (("tcp://127.0.0.1:5557",), "kv-events", 1)
     assert card.labels == {"version": "0.5.3"}
 
 
-async def test_a_newer_sglang_tells_the_same_elsewhere() -> None:
-    card = await seen({"/v1/models": listing("sglang"), "/server_info": SGLANG_INFO})
+async def test_a_prefill_server_of_sglang_tells_its_role_and_where_the_other_side_meets_it() -> None:
+    pair = {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 9123}
+    card = await seen(sglang(**pair))
+    assert (card.role, card.fixed_role, card.handoff, card.bootstrap) == (
+        "prefill",
+        True,
+        "bootstrap",
+        "127.0.0.1:9123",
+    )
+    assert card.events != ()
+    named = await seen(sglang(**pair), overrides={"role": "prefill", "engine": "sglang"})
+    assert (named.role, named.handoff) == (card.role, card.handoff)
+    with pytest.raises(EngineError, match=r"models.m.pools.d.role is decode, but http://\S+ was started as prefill"):
+        await seen(sglang(**pair), overrides={"role": "decode"}, pool="models.m.pools.d")
+
+
+async def test_a_decode_server_of_sglang_announces_no_blocks_unless_it_keeps_some() -> None:
+    card = await seen(sglang(disaggregation_mode="decode", disaggregation_bootstrap_port=9123))
+    assert (card.role, card.fixed_role, card.handoff, card.bootstrap) == ("decode", True, "bootstrap", None)
+    assert card.events == ()
+    keeps = {"disaggregation_mode": "decode", "disaggregation_decode_enable_radix_cache": True}
+    assert (await seen(sglang(**keeps))).events != ()
+
+
+async def test_a_plain_sglang_is_taken_for_no_side_of_a_pair() -> None:
+    card = await seen(sglang(disaggregation_mode="null", disaggregation_bootstrap_port=8998))
+    assert (card.role, card.fixed_role, card.handoff, card.bootstrap) == ("aggregated", True, None, None)
+    with pytest.raises(EngineError, match="was started as aggregated"):
+        await seen(sglang(disaggregation_mode="null"), overrides={"role": "prefill"})
+
+
+async def test_an_older_sglang_tells_the_same_elsewhere() -> None:
+    card = await seen({"/v1/models": listing("sglang"), "/get_server_info": SGLANG_INFO})
     assert (card.engine, card.block_size) == ("sglang", 16)
 
 
@@ -244,3 +275,13 @@ async def test_readiness_needs_health_and_a_model() -> None:
             await ready(http, url, timeout=5.0)
             del routes["/health"]  # some servers have none
             assert await lacking(http, url) is None and (await health(http, url, 5.0, "m")).lack is None
+
+
+async def test_the_health_of_a_known_kind_is_asked_where_it_costs_nothing() -> None:
+    routes = {"/ready": "", "/health": (503, "it makes a token"), "/v1/models": listing("sglang")}
+    async with answering(routes) as url, aiohttp.ClientSession() as http:
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack is None
+        routes["/ready"] = (503, "paused")
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack == "/ready answers 503"
+        del routes["/ready"]  # older ones have none
+        assert (await health(http, url, 5.0, "m", engine="sglang")).lack is None

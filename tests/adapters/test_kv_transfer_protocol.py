@@ -27,3 +27,17 @@ def test_hints_for_tiers_stay_beside_the_parameters_of_a_prefill() -> None:
     sent = HANDOVERS["completed", "vllm"].prefill(body, Handoff(protocol="completed", key=1), card)
     assert sent["kv_transfer_params"]["penstock"] == {"pin": 9} and sent["kv_transfer_params"]["do_remote_decode"]
     assert "lost" not in sent["kv_transfer_params"]
+
+
+def test_both_sides_of_an_sglang_pair_meet_at_the_prefill_servers_own_port() -> None:
+    def server(port: int) -> WorkerCard:
+        meets = f"[::1]:{port}"
+        return WorkerCard(id=WorkerId(f"p{port}"), epoch=1, model="m", url="http://[::1]:1", bootstrap=meets)
+
+    sides = HANDOVERS["bootstrap", "sglang"]
+    for port in (9001, 9002):
+        one = Handoff(protocol="bootstrap", key=2**61 + port, source=server(port))
+        sent = sides.prefill({"prompt": "a", "stream": True}, one, server(port))
+        taken = sides.decode({}, one)
+        assert taken == {"bootstrap_host": "[::1]", "bootstrap_port": port, "bootstrap_room": 2**61 + port}
+        assert sent == {"prompt": "a", "stream": False, **taken}

@@ -201,10 +201,36 @@ def test_a_simulated_engine_says_itself_where_it_listens() -> None:
 
 
 def test_what_can_not_be_started_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match="sglang are not started here"):
-        launch_of("w", "m", PoolSettings(engine="sglang"), port=1)
+    with pytest.raises(ConfigError, match="trtllm are not started here"):
+        launch_of("w", "m", PoolSettings(engine="trtllm"), port=1)
     with pytest.raises(ConfigError, match="does not say which port"):
         launch_of("w", "m", vllm(), port=0)
+
+
+def sglang(**settings: object) -> PoolSettings:
+    return PoolSettings(engine="sglang", model_path="/m", command="/opt/sglang/bin/python", **settings)
+
+
+def test_an_sglang_publishes_and_replays_at_ports_of_its_own() -> None:
+    pool = sglang(block_size=16, args=("--page-size", "64", "--enable-metrics"))
+    one, other = (launch_of(name, "m", pool, port=8123, host="10.0.0.1") for name in ("main-0", "main-1"))
+    assert one.argv[:3] == ("/opt/sglang/bin/python", "-m", "sglang.launch_server")
+    assert one.argv.count("--page-size") == one.argv.count("--enable-metrics") == 1, "the operator's words win"
+    assert one.url == "http://10.0.0.1:8123" and flag(one, "--served-model-name") == "m"
+    mine, its = (json.loads(flag(launch, "--kv-events-config")) for launch in (one, other))
+    assert mine["topic"] == "kv@main-0" and mine["publisher"] == "zmq"
+    ports = {config[name] for config in (mine, its) for name in ("endpoint", "replay_endpoint")}
+    assert len(ports) == 4 and all(port.startswith("tcp://*:") for port in ports), "without a star it would connect"
+
+
+def test_two_prefill_servers_of_sglang_on_one_machine_meet_their_others_at_two_ports() -> None:
+    pair = [launch_of(f"p-{n}", "m", sglang(role="prefill"), port=8123 + n) for n in (0, 1)]
+    assert [flag(launch, "--disaggregation-mode") for launch in pair] == ["prefill", "prefill"]
+    assert len({flag(launch, "--disaggregation-bootstrap-port") for launch in pair}) == 2
+    decode = launch_of("d-0", "m", sglang(role="decode"), port=8123)
+    assert "--disaggregation-bootstrap-port" not in decode.argv
+    with pytest.raises(ConfigError, match="does not say which port"):
+        launch_of("w", "m", sglang(), port=0)
 
 
 def llamacpp(**settings: object) -> PoolSettings:

@@ -84,6 +84,7 @@ def test_the_gate_runs_its_parts_where_nothing_changed(
         ("src/penstock/testing/kubernetes/kubelet/new.py", {"double"}),
         ("src/penstock/transfer/new.py", {"nixl", "slow", "vllm"}),
         ("src/penstock/adapters/engines/dialects/llamacpp.py", {"llamacpp", "slow", "vllm", "vllm-attached"}),
+        ("src/penstock/adapters/engines/dialects/sglang.py", {"sglang", "slow", "vllm", "vllm-attached"}),
         ("src/penstock/profiler/measurement/new.py", {"vllm-planner", "simulations"}),
         ("tests/vllm/server.py", {suite.name for suite in SUITES if suite.group == "vllm"}),
         ("README.md", set()),

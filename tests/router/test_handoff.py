@@ -633,3 +633,93 @@ def test_kv_that_nobody_could_fetch_is_fetched_once_somebody_comes() -> None:
     release = only(world.post(WorkerJoined(card=d("d1"))), Release)
     assert release.target is not None and (release.target.id, release.attempt) == ("d1", 1)
     assert none(world.post(WorkerJoined(card=d("d2"))), Release)
+
+
+# --- workers that do nothing but their roles ----------------------------------------------------------------------
+
+
+def pair(**changes: object) -> RouterWorld:
+    """Return a world with a pair as SGLang has it: each side refuses a request without the other."""
+    fixed = {"handoff": "bootstrap", "fixed_role": True}
+    return RouterWorld(p("p0", **fixed), d("d0", **fixed), **changes)
+
+
+def test_a_pair_splits_every_request_even_a_short_one() -> None:
+    world = pair(handoff=HandoffSettings(conditional="thresholds"))
+    first, second = (one for one in world.post(arrived("r", 16)) if isinstance(one, Dispatch))
+    assert [(one.stage, one.target.worker) for one in (first, second)] == [("prefill", "p0"), ("decode", "d0")]
+    assert first.decision.flow == "remote prefill: d0 does not prefill"
+    world.post(Staged(id=R, attempt=1))
+    world.post(FirstToken(id=R, attempt=2))
+    world.post(Finished(id=R, attempt=2, tokens=1))
+    again = world.post(arrived("again", 16))
+    assert [one.stage for one in again if isinstance(one, Dispatch)] == ["prefill", "decode"], "all of it is cached"
+
+
+@pytest.mark.parametrize("gone", ["p0", "d0"])
+def test_half_a_pair_answers_nothing(gone: str) -> None:
+    world = pair()
+    world.post(WorkerLeft(worker=WorkerId(gone), epoch=1, reason="killed"))
+    closed = only(world.post(arrived("r")), Closed)
+    assert (closed.status, closed.code) == (503, "no_worker"), closed.reason
+    status = world.router.status(world.now)
+    assert any("requests wait, or are refused" in finding.text for finding in status.findings), status.findings
+
+
+def test_a_failed_prefill_of_a_pair_is_never_done_by_the_one_that_decodes() -> None:
+    fixed = {"handoff": "bootstrap", "fixed_role": True}
+    world = RouterWorld(p("p0", **fixed), p("p1", **fixed), d("d0", **fixed))
+    first = next(one for one in world.post(arrived("r")) if isinstance(one, Dispatch))
+    sent = world.post(Failed(id=R, attempt=first.attempt, reason="no answer", retryable=True))
+    stages = [(one.stage, one.target.worker) for one in sent if isinstance(one, Dispatch)]
+    other = "p1" if first.target.worker == "p0" else "p0"
+    assert stages == [("prefill", other), ("decode", "d0")]
+    assert world.router.pools["m"].handoffs["fallback"] == 0
+
+
+def test_what_no_pair_can_answer_is_refused_once_with_its_reason() -> None:
+    closed = only(pair().post(arrived("r", whole=True, undivided=True)), Closed)
+    assert (closed.status, closed.fault) == (400, "client")
+    assert "d0 goes on with one prefill each, which gives one answer to each prompt" in closed.reason
+    both = pair().post(arrived("r", whole=True))
+    assert [one.stage for one in both if isinstance(one, Dispatch)] == ["prefill", "decode"], "lists and echoes go"
+
+
+def test_numbers_of_hand_offs_name_the_rank_that_prefills() -> None:
+    world = pair()
+    fixed = {"handoff": "bootstrap", "fixed_role": True, "ranks": 3}
+    world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="over"))
+    world.post(WorkerJoined(card=p("p1", **fixed)))
+    for turn in range(20):
+        first = next(one for one in world.post(arrived(f"r{turn}")) if isinstance(one, Dispatch))
+        assert first.handoff is not None and first.handoff.key % 3 == first.target.rank
+
+
+def test_an_aggregated_worker_beside_a_pair_does_what_the_pair_can_not() -> None:
+    world = pair()
+    world.post(WorkerJoined(card=card("a0", fixed_role=True)))
+    sent = only(world.post(arrived("r", whole=True, undivided=True)), Dispatch)
+    assert (sent.stage, sent.target.worker) == ("aggregated", "a0")
+
+
+def test_a_link_that_fails_while_both_sides_answer_is_avoided_and_named() -> None:
+    fixed = {"handoff": "bootstrap", "fixed_role": True}
+    world = RouterWorld(p("p0", **fixed), d("d0", **fixed), d("d1", **fixed))
+    failed = 0
+    for turn in range(40):
+        sent = [one for one in world.post(arrived(f"r{turn}", prompt(turn))) if isinstance(one, Dispatch)]
+        while (last := sent[-1]).target.worker == "d0":
+            failed += 1
+            broke = Failed(id=last.id, attempt=last.attempt, reason="KVTransferError", retryable=True, status=500)
+            sent = [one for one in world.post(broke, after=120.0) if isinstance(one, Dispatch)]
+        world.post(Staged(id=last.id, attempt=sent[-2].attempt))
+        world.post(FirstToken(id=last.id, attempt=last.attempt))
+        world.post(Finished(id=last.id, attempt=last.attempt, tokens=1))
+    assert failed == 3, "then it gets none from p0 any more"
+    (finding,) = [one for one in world.router.status(world.now).findings if one.level == "error"]
+    assert "the last 3 hand-offs from p0 to d0 failed, although both answer: KVTransferError" in finding.text
+    again = RouterWorld()
+    again.router.restore(world.router.snapshot())
+    assert again.router.pools["m"].links == world.router.pools["m"].links
+    world.post(WorkerJoined(card=d("d0", epoch=2, **fixed)))
+    assert world.router.pools["m"].links == {}, "it was restarted"

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.kernel.machine import SECOND
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, WorkerId
-from penstock.router.events import KvObserved, ReplayEnded
+from penstock.router.events import Dispatch, Finished, KvObserved, ReplayEnded, ReplayWanted
 from penstock.router.kv_index.kv_event_stream import COMPARED, PLAIN_STATE, KvEventStream, StreamOutcome
+from penstock.testing import RouterWorld, arrived, card, only, prompt
 
 W = WorkerId("w")
 
@@ -453,3 +455,57 @@ def test_whatever_happens_to_events_no_block_is_claimed_that_is_not_held(seed: i
     else:
         # Restarted without a word and still below the old numbers: only what comes next can show it.
         assert not tells and stream.next > engine.number
+
+
+# --- listeners that came late -------------------------------------------------------------------------------------
+
+
+def late(kv_blocks: int | None = None) -> KvEventStream:
+    """Return the stream of an engine whose first events came before anybody listened, and that replays nothing."""
+    stream = KvEventStream(kv_blocks=kv_blocks)
+    stream.observe(batch(7, stored(1, 2)))
+    outcome = stream.replayed(FAILED)
+    assert outcome.events and outcome.note == "its cache is known from KV event 7 on"
+    return stream
+
+
+def test_late_is_not_lost() -> None:
+    stream = late()
+    assert (stream.state, stream.since, stream.unrecovered) == ("late", 7, 0)
+    assert stream.observe(batch(8, stored(3))).events == (stored(3),)
+    stream.observe(batch(10, stored(5)))
+    stream.replayed(FAILED)
+    assert (stream.state, stream.unrecovered) == ("approximate", 1), "what goes missing now was announced to us"
+
+
+def test_a_late_listener_knows_all_once_the_cache_has_turned_over() -> None:
+    stream = late(kv_blocks=6)
+    stream.observe(batch(8, stored(3, 4, 5)))
+    assert stream.state == "late"
+    stream.observe(batch(9, stored(6, 7, 8)))
+    assert (stream.state, stream.relearnt) == ("exact", 1)
+
+
+def test_answers_that_agree_end_a_late_start_and_one_that_does_not_begins_anew() -> None:
+    stream = late()
+    for _ in range(COMPARED - 1):
+        stream.compared(32, 32, 0, 16)
+    stream.compared(32, 64, 0, 16)
+    assert stream.state == "late", "it had what we did not know of"
+    for _ in range(COMPARED):
+        stream.compared(0, 0, 0, 16)
+    assert stream.state == "late", "a prompt of which nothing is known shows nothing"
+    outcomes = [stream.compared(32, 32, 0, 16) for _ in range(COMPARED)]
+    assert stream.state == "exact" and "agree" in str(outcomes[-1].note)
+
+
+def test_routing_history_adds_nothing_to_a_late_listeners_events() -> None:
+    world = RouterWorld(card("a", events=("tcp://a",)))
+    unseen = KvObserved(worker=WorkerId("a"), rank=0, epoch=1, sequence=5, events=[stored(1)])
+    world.post(ReplayEnded(id=only(world.post(unseen), ReplayWanted).id, batches=None))
+    pool, tokens = world.router.pools["m"], prompt(3, 64)
+    first = only(world.post(arrived("r", tokens)), Dispatch)
+    world.post(Finished(id=first.id, attempt=1, tokens=1))
+    assert pool.kv_state(first.target) == "late"
+    held = pool.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
+    assert held == {}, "its events say nothing of it, and they came since before we asked"

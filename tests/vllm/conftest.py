@@ -7,8 +7,6 @@ after the other. But for a while in ``handoff``, and for the three roles in ``se
 at once beside the shared one: each takes 2 GB, and up to three minutes to start.
 """
 
-import fcntl
-import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -20,9 +18,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
+from tests.engine_venv import made
 from tests.vllm.server import ADAPTER, PARSERS, RANK, VllmServer, events_config
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 VENV = os.environ.get("PENSTOCK_VLLM_VENV")
 if not VENV:
@@ -87,7 +85,7 @@ def venv() -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(venv: Path) -> Path:
     """The folder of the tiny model: made once, and again when its recipe changes."""
-    return made(venv, "checkpoint.py", "vllm-model")
+    return made(venv, HERE / "setup" / "checkpoint.py", "vllm-model")
 
 
 @pytest.fixture(scope="session")
@@ -110,13 +108,13 @@ def shared(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def seeing(venv: Path) -> Path:
     """The folder of the tiny model that sees."""
-    return made(venv, "vision.py", "vllm-seeing")
+    return made(venv, HERE / "setup" / "vision.py", "vllm-seeing")
 
 
 @pytest.fixture(scope="session")
 def watching(venv: Path) -> Path:
     """The folder of the tiny model that takes videos, and of some films."""
-    return made(venv, "video_model.py", "vllm-watching")
+    return made(venv, HERE / "setup" / "video_model.py", "vllm-watching")
 
 
 @pytest.fixture(scope="session")
@@ -125,20 +123,4 @@ def hearing(venv: Path) -> Path:
     command = [venv / "bin" / "python", "-c", "import soundfile"]
     if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode:
         skip_or_fail("vllm", f"soundfile, by which vLLM reads sounds, is not in {venv}: `make test-vllm` puts it there")
-    return made(venv, "audio_model.py", "vllm-hearing")
-
-
-def made(venv: Path, name: str, prefix: str) -> Path:
-    """Return the folder that a recipe makes."""
-    recipe = HERE / "setup" / name
-    digest = hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
-    folder = ROOT / "build" / f"{prefix}-{digest}"
-    folder.parent.mkdir(exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes may run tests
-        if not folder.is_dir():
-            done = subprocess.run(
-                [venv / "bin" / "python", recipe, folder], capture_output=True, text=True, check=False, timeout=300
-            )
-            assert done.returncode == 0, f"{recipe} failed:\n{done.stdout}{done.stderr}"
-    return folder
+    return made(venv, HERE / "setup" / "audio_model.py", "vllm-hearing")

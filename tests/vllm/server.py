@@ -71,6 +71,8 @@ def events_config(topic: str, endpoint: str = "tcp://*:0", replay: str = "tcp://
 class VllmServer:
     """One ``vllm serve`` in a session of its own."""
 
+    block = BLOCK
+
     def __init__(
         self,
         venv: Path,
@@ -98,6 +100,10 @@ class VllmServer:
                 env={**os.environ, **CPU_ENV, "PATH": path, **({STATS_ENV: stats, **TIMED_PASSES} if stats else {})},
                 start_new_session=True,
             )
+
+    @property
+    def replay_endpoint(self) -> str:
+        return str(self.get("/kv_event_sources")["0"]["replay_endpoint"])
 
     def wait_ready(self) -> None:
         """Wait until it serves; fail with the end of its log where it ends instead."""

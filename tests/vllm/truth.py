@@ -5,23 +5,31 @@ Nothing of the router's is used but the hash function that names a block: a coun
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
 
 from penstock.kernel.hashing import chain, extra_bytes, local_hashes
-from tests.vllm.server import BLOCK, VllmServer
 
 END = b"\xff" * 8
 REPLAY_LIMIT = 30_000
 """Milliseconds until a replay must have ended."""
 
 
+class Replayed(Protocol):
+    """A server that tells its events again. ``block``: tokens of its blocks."""
+
+    block: int
+
+    @property
+    def replay_endpoint(self) -> str: ...
+
+
 class Truth:
     """The blocks of one server, by replay from sequence 0."""
 
-    def __init__(self, server: VllmServer) -> None:
+    def __init__(self, server: Replayed) -> None:
         self.server = server
         self.next = 0
         """The sequence that comes next."""
@@ -64,7 +72,7 @@ class Truth:
                 self._copies[block] -= 1
                 assert self._copies[block] >= 0, "a block was removed more often than it was stored"
         else:
-            assert event["type"] == "BlockStored" and event["block_size"] == BLOCK
+            assert event["type"] == "BlockStored" and event["block_size"] == self.server.block
             names = event["block_hashes"]
             first = event["parent_block_hash"]
             extras = [
@@ -74,19 +82,19 @@ class Truth:
                 )
                 for i, keys in enumerate(event.get("extra_keys") or [None] * len(names))
             ]
-            local = local_hashes(event["token_ids"], BLOCK, extras)
+            local = local_hashes(event["token_ids"], self.server.block, extras)
             blocks = chain(local, None if first is None else self._ours[first])
             self._ours.update(zip(names, blocks, strict=True))
             self._copies.update(blocks)
 
 
-def replay(server: VllmServer, first: int) -> list[tuple[int, Any]]:
+def replay(server: Replayed, first: int) -> list[tuple[int, Any]]:
     """Ask a server for its batches from a sequence on."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 0
     socket.rcvtimeo = REPLAY_LIMIT
     try:
-        socket.connect(server.get("/kv_event_sources")["0"]["replay_endpoint"])
+        socket.connect(server.replay_endpoint)
         socket.send_multipart((b"", first.to_bytes(8, "big")))
         found: list[tuple[int, Any]] = []
         while True:

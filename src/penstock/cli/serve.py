@@ -18,6 +18,7 @@ Examples:
   penstock serve org/my-model --engine vllm --tools hermes --reasoning qwen3
   penstock serve ./my-model --engine vllm --adapters ./adapters
   penstock serve org/my-model --engine vllm --host-cache 64GiB --disk-cache /mnt/kv
+  penstock serve ./my-model --engine sglang --command ~/sglang/bin/python
   penstock serve my-model.gguf --engine llamacpp --command ~/llama.cpp/llama-server
 
 Servers of other engines that run already are taken in with 'penstock attach'.
@@ -25,7 +26,7 @@ Servers of other engines that run already are taken in with 'penstock attach'.
 BYTES = Amount("bytes")
 DISK_SHARE = 4
 """Disk for KV blocks, in times of the host memory for them: a tier below that is no larger holds nothing more."""
-REPLICAS = {"sim": 4, "vllm": 1, "llamacpp": 1}
+REPLICAS = {"sim": 4, "vllm": 1, "sglang": 1, "llamacpp": 1}
 """Engines to start where no number is given."""
 
 
@@ -72,8 +73,8 @@ def command(
     tokenizer: str | None,
     overrides: tuple[str, ...],
 ) -> int:
-    """Serve MODEL with engines of this machine: for vllm the folder or the hub id of a checkpoint, for llamacpp a GGUF
-    file."""
+    """Serve MODEL with engines of this machine: for vllm and sglang the folder or the hub id of a checkpoint, for
+    llamacpp a GGUF file."""
     pool: dict[str, Any] = {"engine": engine, "replicas": replicas or REPLICAS[engine]}
     if host_cache is not None or disk_dirs:
         pool["cache"] = {"host": int(host_cache or 0), "disk_dirs": [str(folder.resolve()) for folder in disk_dirs]}
@@ -82,7 +83,7 @@ def command(
     pool |= {"tool_parser": tool_parser} if tool_parser is not None else {}
     pool |= {"reasoning_parser": reasoning_parser} if reasoning_parser is not None else {}
     name = model
-    if engine == "vllm":
+    if engine in ("vllm", "sglang"):
         from penstock.cli.shared.checkpoint import checkpoint_of
 
         checkpoint = checkpoint_of(model)

@@ -147,6 +147,7 @@ def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
 
 _PROGRAMS = {
     "vllm": "install vLLM in an environment of its own, and give the path of its vllm program",
+    "sglang": "install SGLang in an environment of its own, and give the path of its python",
     "llamacpp": "give the path of llama-server, or of the Python in whose environment llama-cpp-python[server] is",
 }
 
@@ -306,7 +307,7 @@ def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
 
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
     # In a cluster of Kubernetes every kind may be a pod of its own, which the operator makes.
-    in_pods = ("sglang", "trtllm") if settings.discovery.store == "kubernetes" else ()
+    in_pods = ("trtllm",) if settings.discovery.store == "kubernetes" else ()
     for model, entry in settings.models.items():
         seen: dict[str, str] = {}  # a server may have several models, each of which has a pool for it
         for name, pool in entry.pools.items():

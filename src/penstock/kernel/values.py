@@ -117,6 +117,8 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoint (ZMQ) at which the engine reports every forward pass; None where it reports none."""
     handoff: HandoffProtocol | None = None
     """How its KV can go to, or come from, another worker; None where it can't."""
+    fixed_role: bool = False
+    """It does its role and nothing else: one that prefills, or decodes, refuses a request without the other."""
     layout: str | None = None
     """Digest of all that two workers must have alike for a hand-off, as far as it is known."""
     bootstrap: str | None = None

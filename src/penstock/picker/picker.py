@@ -13,7 +13,7 @@ from penstock.frontend.http.request_gate import CLIENT_GONE, identified, log_lin
 from penstock.frontend.openai.completions import media_items, read_completion
 from penstock.frontend.openai.passthrough import fields_of, model_of, withhold
 from penstock.frontend.openai.request_books import UNKNOWN, enter_arrival, enter_end, refusal
-from penstock.frontend.prompt.request_body import PATHS, is_whole
+from penstock.frontend.prompt.request_body import PATHS, is_undivided, is_whole
 from penstock.frontend.prompt.routing_hints import route_hints
 from penstock.frontend.prompt.steering_fields import allowed_of
 from penstock.frontend.service import Service
@@ -176,6 +176,7 @@ class Picker:
             prompt=prompt,
             media=() if job.parsed is None else media_items(job.parsed.media, self.service, model),
             whole=job.parsed is None or is_whole(job.parsed),
+            undivided=job.parsed is None or is_undivided(job.parsed),
             adapter=adapter,
             deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
             preferences=preferences,

@@ -63,8 +63,8 @@ class Arrived(Event, frozen=True, kw_only=True):
     """A request is here.
 
     ``prompt``: where it is an estimate, its blocks are found in routing history alone. ``media``: images and the like
-    in it, for which an encode worker may be used first. ``whole``: it can't be split into stages, so one worker does
-    all of it. ``tenant``: whose share of the fleet it is of.
+    in it, for which an encode worker may be used first. ``whole``: it is not split into stages where one worker can do
+    all of it; ``undivided``: nowhere. ``tenant``: whose share of the fleet it is of.
     """
 
     id: RequestId
@@ -72,6 +72,7 @@ class Arrived(Event, frozen=True, kw_only=True):
     prompt: Prompt
     media: tuple[MediaItem, ...] = ()
     whole: bool = False
+    undivided: bool = False
     adapter: str | None = None
     deadline: Nanos | None = None
     preferences: Preferences = Preferences()
@@ -428,8 +429,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """Which two attempts belong together, and how KV goes from one to the other.
 
-    ``key``: below 2^63 and unlike all others' of this router; ``source``, ``source_attempt``: the worker whose KV a
-    ``decode`` leg takes and its attempt; None on the leg that makes it.
+    ``key``: below 2^63, and unlike all others' that are under way in the cluster; ``source``, ``source_attempt``: the
+    worker whose KV a ``decode`` leg takes and its attempt; None on the leg that makes it.
     """
 
     protocol: HandoffProtocol

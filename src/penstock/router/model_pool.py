@@ -11,7 +11,7 @@ import numpy as np
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
 from penstock.kernel.machine import Nanos, Snapshot, nanos
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard
+from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard, WorkerId
 from penstock.router.adapters.adapter_residency import AdapterResidency
 from penstock.router.events import Cost, Preferences
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
@@ -22,7 +22,7 @@ from penstock.router.requests.fair_queue import FairQueue
 from penstock.router.requests.program_habits import ProgramHabits
 from penstock.router.requests.request_queue import RequestQueue
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
-from penstock.router.requests.stage_graph import FINAL, splits
+from penstock.router.requests.stage_graph import FINAL, needs_pair, splits
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import COSTS, NOTHING, PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
 from penstock.router.selection.cost_table import Candidates, CostTable
@@ -62,6 +62,26 @@ prefills that were not worth one."""
 MEDIA_COUNTS = ("cached", "encoded", "failed", "here")
 """Counts of media where a worker's role is to encode: those that were encoded already, that it encoded, that it failed
 to encode, and that no such worker could take. The worker that prefills encodes the latter two."""
+
+
+HEARD = ("exact", "late")
+"""States of a target whose events, since its router listens, are all known: there, history has nothing to add."""
+LINK_FAULTS = 3
+"""Hand-offs in a row that must fail: one may be of a request that ended, two of a moment without memory."""
+
+
+class LinkFault(msgspec.Struct):
+    """Hand-offs in a row that failed between two workers that both answer.
+
+    The link between two engines can break while each of them is well (UCX, between idle ones), and is not made anew.
+    """
+
+    count: int = 0
+    reason: str = ""
+
+    @property
+    def broken(self) -> bool:
+        return self.count >= LINK_FAULTS
 
 
 class ModelPool:
@@ -108,6 +128,8 @@ class ModelPool:
         """Whether its workers' roles make stages of requests."""
         self.plain = True
         """Whether every worker does everything."""
+        self.paired = 0
+        """Workers that need another one for every request."""
         self.answers = True
         """Whether a worker is there whose role is to answer clients."""
         self.wire: tuple[HandoffProtocol, str | None] | None = None
@@ -115,6 +137,8 @@ class ModelPool:
         self.handoffs = dict.fromkeys(HANDOFF_COUNTS, 0)
         self.pending_releases: list[tuple[RequestId, int, WorkerCard]] = []
         """(request, attempt, holder) of KV that is not needed, and that no worker could fetch yet."""
+        self.links: dict[tuple[WorkerId, WorkerId], LinkFault] = {}
+        """(prefill, decode) workers -> the hand-offs between them that failed in a row."""
         self.fallback_tokens = float(FALLBACK_BURST)
         """Fallbacks that are allowed at present."""
         self.embeddings = EmbeddingTable(settings.handoff.embeddings)
@@ -194,6 +218,7 @@ class ModelPool:
         if role in FINAL:
             self.seats += change * card.ranks * (card.max_num_seqs or USUAL_LIMITS.max_num_seqs)
         self.roles[role] += change
+        self.paired += change * needs_pair(card)
         if not self.roles[role]:
             del self.roles[role]
         self._weigh_roles()
@@ -226,6 +251,7 @@ class ModelPool:
             for index in (self.exact, self.history, self.predicted):
                 if index is not None:
                     index.remove(target)
+        self.links = {ends: fault for ends, fault in self.links.items() if worker.card.id not in ends}
         self.affinity.drop_worker(worker.card.id)
         self.adapters.leave(worker.card.id)
 
@@ -244,7 +270,7 @@ class ModelPool:
         found: dict[Target, HeldBlocks] = {}
         if self.history is not None:
             for target, depth in self.history.overlap(blocks, now).items():
-                if text or self.kv_state(target) != "exact":
+                if text or self.kv_state(target) not in HEARD:
                     found[target] = HeldBlocks(depth, source="approximate")
         if text or self.exact is None:
             return found
@@ -284,7 +310,7 @@ class ModelPool:
             source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
         if guessed is not None and np.count_nonzero(guessed):
             if not text:
-                guessed = guessed * np.array([self.kv_state(target) != "exact" for target in place])
+                guessed = guessed * np.array([self.kv_state(target) not in HEARD for target in place])
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
             source = np.where(more, SOURCES.index("approximate"), source)
@@ -301,7 +327,7 @@ class ModelPool:
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:
-        """Return how well a target's cache is known: exact, recovering, approximate, or none (no event source)."""
+        """Return how well a target's cache is known: a stream's state, or none where it has no event source."""
         stream = self.streams.get(target)
         return "none" if stream is None else stream.state
 
@@ -310,7 +336,7 @@ class ModelPool:
         blocks, text = prompt.blocks, prompt.estimated
         if not blocks:
             return
-        if self.history is not None and (text or self.kv_state(target) != "exact"):
+        if self.history is not None and (text or self.kv_state(target) not in HEARD):
             self.history.routed(target, blocks, now)
         elif self.predicted is not None and not text:
             self.predicted.routed(target, blocks, now)
@@ -486,6 +512,8 @@ class ModelPool:
             "bring": self.bring.dump(),
             "roles": dict(self.roles),
             "seats": self.seats,
+            "paired": self.paired,
+            "links": [[*ends, fault.count, fault.reason] for ends, fault in self.links.items()],
             "wire": None if self.wire is None else list(self.wire),
             "handoffs": dict(self.handoffs),
             "embeddings": self.embeddings.snapshot(),
@@ -528,6 +556,8 @@ class ModelPool:
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
         self.seats = state.get("seats", 0)  # earlier snapshots have none
+        self.paired = state.get("paired", 0)  # nor these
+        self.links = {(one, other): LinkFault(*fault) for one, other, *fault in state.get("links", ())}
         self._set_limits()
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])

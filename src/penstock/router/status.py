@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.plurals import counted
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.stage_graph import FINAL
+from penstock.router.requests.stage_graph import FINAL, needs_pair
 from penstock.router.router_state import RouterState
 from penstock.router.status_rows import (
     OUTCOMES,
@@ -76,13 +76,22 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
         found += _failure_findings(pool, workers, now)
         if router.settings.mode != "kv" or pool.exact is None:
             continue
-        blind = [w.card.id for w in workers if not w.card.events]
+        silent = [w.card for w in workers if not w.card.events]
+        blind = [card.id for card in silent if not (card.role == "decode" and needs_pair(card))]  # which keep no prefix
         if blind:
             add(
                 "warning",
                 f"mode kv without an event source: {', '.join(sorted(blind))} of {pool.model} announce no KV events, "
                 "so their caches are guessed from routing history",
                 "start the engine with KV events on, or set router.index.kind=approximate to say that this is meant",
+            )
+        begun = [(str(target), stream.since) for target, stream in pool.streams.items() if stream.state == "late"]
+        late = ", ".join(f"{target} from event {first:,} on" for target, first in sorted(begun))
+        if late:
+            add(
+                "warning",
+                f"engines cached before we listened what we do not know; all is known of {late}",
+                "it heals by itself; a replay_endpoint in the engine's --kv-events-config tells it at once",
             )
         lost = sorted(str(t) for t, stream in pool.streams.items() if stream.state == "approximate")
         if lost:
@@ -128,21 +137,32 @@ def _cause(pool: ModelPool, had: int) -> str:
 
 
 def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
-    """Return where half of a hand-off is missing."""
+    """Return where half of a hand-off is missing, or the link between both."""
+    links = [
+        StatusFinding(
+            "error",
+            f"the last {fault.count} hand-offs from {one} to {other} failed, although both answer: {fault.reason}",
+            f"restart {other}, else {one}: the link is not made anew; UCX keeps it with UCX_KEEPALIVE_INTERVAL=inf",
+        )
+        for (one, other), fault in pool.links.items()
+        if fault.broken
+    ]
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
     roles = set(pool.roles)
     if "prefill" in roles and ready and not ready & FINAL:
-        text = f"no worker of {pool.model} whose role is to answer is ready: prefill workers do all of it"
+        does = "requests wait, or are refused" if pool.paired else "prefill workers do all of it"
+        text = f"no worker of {pool.model} whose role is to answer is ready: {does}"
         hint = "start decode workers: penstock scale decode=N, or penstock join --role decode"
     elif "prefill" in roles and ready & FINAL and not any(pool.speaks(worker.card) for worker in workers):
         text = f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over"
         hint = "flip one of the others to decode, or set handoff in the pool's config"
     elif "decode" in roles and "prefill" not in ready and "decode" in ready:
-        text = f"no prefill worker of {pool.model} is ready: decode workers prefill by themselves"
+        does = "requests wait, or are refused" if pool.paired else "decode workers prefill by themselves"
+        text = f"no prefill worker of {pool.model} is ready: {does}"
         hint = "start prefill workers: penstock scale prefill=N, or penstock join --role prefill"
     else:
-        return []
-    return [StatusFinding("warning", text, hint)]
+        return links
+    return [*links, StatusFinding("warning", text, hint)]
 
 
 def _failure_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) -> list[StatusFinding]:
@@ -235,6 +255,7 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
         active_prefill_tokens=prefill_tokens,
         active_blocks=blocks,
         kv_blocks=card.kv_blocks,
+        paired=needs_pair(card),
         block_size=card.block_size,
         requests=worker.requests,
         failures=worker.failures,

@@ -134,6 +134,8 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     failures: int
     breaker: Literal["closed", "open", "half_open"]
     kv_events: KvEventsStatus | None
+    paired: bool = False
+    """Whether it takes only requests in which a worker of another role has a part."""
     stats: str | None = None
     labels: dict[str, str] = {}
     steps: StepsStatus | None = None

@@ -79,10 +79,10 @@ class Nurse:
         self.deaf -= 1
         return None if self.deaf < 0 else "nobody listens yet"
 
-    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
-        if url in self.busy:
+    async def health(self, engine: EngineProcess, timeout: float, model: str) -> ServerHealth:
+        if engine.url in self.busy:
             return ServerHealth("it is busy", silent=True)
-        return ServerHealth(None if url in self.there else "no answer")
+        return ServerHealth(None if engine.url in self.there else "no answer")
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         word = f"{'silent' if silent else 'heard'} {worker}"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.adapters.engine_ports import free_port
+from tests.engine_venv import ROOT, made
 from tests.live.cluster import Served, served
 from tests.vllm.asking import ask, asking, completion
 from tests.vllm.attached.heard import worker_status
-from tests.vllm.conftest import made
 from tests.vllm.server import BLOCK, VllmServer, events_config
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts
@@ -34,7 +34,7 @@ def hybrid(request: pytest.FixtureRequest, venv: Path) -> tuple[Path, tuple[str,
     recipe, flags = request.param
     if flags and "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("vLLM computes these states in bfloat16, which this CPU does not")
-    return made(venv, recipe, f"vllm-{recipe.removesuffix('.py')}"), flags
+    return made(venv, ROOT / "tests/vllm/setup" / recipe, f"vllm-{recipe.removesuffix('.py')}"), flags
 
 
 async def test_it_comes_back_from_host_and_disk_and_after_a_restart(

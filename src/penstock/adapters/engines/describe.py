@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, recognise
+from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of, recognise
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_access import refused
 from penstock.adapters.engines.http.engine_http import EngineServer
@@ -62,6 +62,8 @@ async def describe(
         **{key: v for key, v in fields.items() if v is not None},
         **given,
     }
+    if fields.get("fixed_role"):
+        known["role"] = _own_role(server, fields["role"], given.get("role"), pool)
     card = {name: value for name, value in known.items() if value is not None}
     if card.get("role", "aggregated") in ("prefill", "decode") and "handoff" not in card:
         card["handoff"] = USUAL.get(card.get("engine", ""))
@@ -78,6 +80,18 @@ async def describe(
         raise EngineError(f"{server.url} describes itself in a way that makes no sense: {error}") from error
 
 
+def _own_role(server: EngineServer, own: str, wanted: str | None, pool: str) -> str:
+    """Return the role of a server that can have no other; a pool that names none takes any.
+
+    Raises:
+        EngineError: its pool names another one.
+    """
+    if wanted not in (None, "aggregated", own):
+        hint = f"start it for that role, or set {pool}.role to {own}"
+        raise EngineError(f"{pool}.role is {wanted}, but {server.url} was started as {own}", hint=hint)
+    return own
+
+
 class ServerHealth(NamedTuple):
     """What a server lacks to be healthy, None where it is; ``silent``: it takes connections, and is too busy to say."""
 
@@ -86,14 +100,24 @@ class ServerHealth(NamedTuple):
 
 
 async def health(
-    http: aiohttp.ClientSession, url: str, timeout: float, model: str, pool: str = "pools.NAME"
+    http: aiohttp.ClientSession,
+    url: str,
+    timeout: float,
+    model: str,
+    pool: str = "pools.NAME",
+    *,
+    engine: str = "openai",
 ) -> ServerHealth:
-    """Ask a server's /health (where it has one) whether it serves, and its list whether it still serves the model.
+    """Ask a server's route of health (where it has one) whether it serves, and its list whether it still has the model.
+
+    Args:
+        engine: its kind, as its card says, which has the route.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
     server = EngineServer(http, url, timeout)
-    for path in ("/health", "/v1/models"):
+    route = dialect_of(engine).health
+    for path in (route, "/v1/models"):
         status = await server.status(path)
         if status is None:
             silent = server.silent
@@ -101,7 +125,7 @@ async def health(
                 f"no answer to its health check within {timeout:g} s" if silent else f"no answer{server.reason}",
                 silent,
             )
-        if status != 200 and (path, status) != ("/health", 404):
+        if status != 200 and (path, status) != (route, 404):
             return ServerHealth(f"{path} answers {status}{refused(status, pool)}", silent=status == 429)
     names = [entry["id"] for entry in _models(await server.object("/v1/models"))]
     return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")

@@ -29,6 +29,7 @@ from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSetting
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.values import JsonObject
 
 SERVER_START_TIMEOUT = 600.0
 """Seconds that a server may take to start: large checkpoints take minutes."""
@@ -36,6 +37,8 @@ SHUTDOWN_TIMEOUT = "20"
 """Seconds for which vLLM's running requests may go on once it was told to end; it refuses new ones."""
 HANDOFF_PORT = 5600
 """Where an engine in a pod meets those that fetch its KV: vLLM's own default."""
+EVENTS_PORT, REPLAY_PORT = 5557, 5558
+"""Where an SGLang in a pod publishes; elsewhere it takes free ports."""
 ENTRY_POINTS = "vllm.stat_logger_plugins"
 LOADER_ENTRY_POINTS = "vllm.general_plugins"
 WEIGHTS_ENV, LOAD_FORMAT = "PENSTOCK_WEIGHTS", "penstock"
@@ -106,6 +109,8 @@ def launch_of(
         return _sim(model, pool, port, host)
     if pool.engine == "vllm":
         return _vllm(worker, model, pool, port, gpus, host, tiers, weights, in_pod)
+    if pool.engine == "sglang":
+        return _sglang(worker, model, pool, port, gpus, host, in_pod)
     if pool.engine == "llamacpp":
         return _llamacpp(model, pool, port, gpus, host)
     raise ConfigError(
@@ -272,6 +277,54 @@ def _vllm(
         argv=(pool.program, "serve", pool.model_path or model, *_words(flags, pool.args), *pool.args),
         env=env,
         url=f"{scheme}://{host}:{port}",
+        start_timeout=SERVER_START_TIMEOUT,
+        card=card,
+    )
+
+
+def _sglang(
+    worker: str, model: str, pool: PoolSettings, port: int, gpus: Sequence[int], host: str, in_pod: bool
+) -> Launch:
+    if port == 0:
+        raise ConfigError("SGLang does not say which port it took", hint="give it a free port")
+    events, replay = (EVENTS_PORT, REPLAY_PORT) if in_pod else (free_port(), free_port())
+    # A star makes it bind. Without replay, what it cached before we listen would stay unknown.
+    published = {
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
+        "topic": f"kv@{worker}",
+    }
+    flags: dict[str, str | None] = {
+        "--model-path": pool.model_path or model,
+        "--served-model-name": model,
+        "--host": host,
+        "--port": str(port),
+        "--kv-events-config": json.dumps(published),
+        "--enable-metrics": None,
+        "--enable-cache-report": None,  # usage then reports the cached tokens
+    }
+    for flag, value in (
+        ("--tensor-parallel-size", len(gpus) if len(gpus) > 1 else None),
+        ("--page-size", pool.block_size),
+        ("--context-length", pool.max_model_len),
+        ("--chunked-prefill-size", pool.max_num_batched_tokens),
+        ("--tool-call-parser", pool.tool_parser if parses_itself(pool, pool.tool_parser) else None),
+        ("--reasoning-parser", pool.reasoning_parser if parses_itself(pool, pool.reasoning_parser) else None),
+        ("--disaggregation-mode", pool.role if pool.role in ("prefill", "decode") else None),
+        ("--disaggregation-bootstrap-port", free_port() if pool.role == "prefill" and not in_pod else None),
+    ):
+        if value is not None:
+            flags[flag] = str(value)
+    flags |= template_flag(pool)
+    card: JsonObject = {**overrides_of(pool), "engine": "sglang"}
+    if len(gpus) > 1:
+        card["labels"] = {TP_SIZE: str(len(gpus)), **card.get("labels", {})}
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
+    return Launch(
+        argv=(pool.program, "-m", "sglang.launch_server", *_words(flags, pool.args), *pool.args),
+        env={**env, **pool.env},
+        url=f"http://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
         card=card,
     )

@@ -1,11 +1,9 @@
 """Launch of an engine in a pod of its own: fixed ports, the pod's address, and servers that are started only there."""
 
-import json
-
 import msgspec
 
 from penstock.adapters.engines.launch import SERVER_START_TIMEOUT, Launch, launch_of
-from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, template_flag
+from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.values import JsonObject
@@ -14,7 +12,6 @@ PORT = 8000
 """Where every engine listens: each pod has an address of its own."""
 POD_IP = "$(POD_IP)"
 """What the kubelet replaces with the pod's address, in commands and environment."""
-EVENTS_PORT, REPLAY_PORT = 5557, 5558
 
 
 def pod_launch(worker: str, model: str, pool: PoolSettings, gpus: int) -> Launch:
@@ -23,8 +20,6 @@ def pod_launch(worker: str, model: str, pool: PoolSettings, gpus: int) -> Launch
     Args:
         gpus: how many the pod gets; the container sees them as 0, 1, ...
     """
-    if pool.engine == "sglang":
-        return _sglang(worker, model, pool, gpus)
     if pool.engine == "trtllm":
         return _trtllm(model, pool, gpus)
     launch = launch_of(worker, model, pool, port=PORT, gpus=range(gpus), host=POD_IP, in_pod=True)
@@ -39,35 +34,6 @@ def at_address(launch: Launch, address: str) -> Launch:
     return msgspec.json.decode(raw, type=Launch)
 
 
-def _sglang(worker: str, model: str, pool: PoolSettings, gpus: int) -> Launch:
-    """Written from SGLang's documentation: no SGLang has run here."""
-    flags: dict[str, object] = {
-        "--model-path": pool.model_path or model,
-        "--served-model-name": model,
-        "--host": POD_IP,
-        "--port": PORT,
-        "--tensor-parallel-size": gpus if gpus > 1 else None,
-        "--page-size": pool.block_size,
-        "--context-length": pool.max_model_len,
-        "--chunked-prefill-size": pool.max_num_batched_tokens,
-        "--tool-call-parser": pool.tool_parser if parses_itself(pool, pool.tool_parser) else None,
-        "--reasoning-parser": pool.reasoning_parser if parses_itself(pool, pool.reasoning_parser) else None,
-        **template_flag(pool),
-        "--disaggregation-mode": pool.role if pool.role in ("prefill", "decode") else None,
-        # A star makes it bind.
-        "--kv-events-config": json.dumps(
-            {
-                "publisher": "zmq",
-                "endpoint": f"tcp://*:{EVENTS_PORT}",
-                "replay_endpoint": f"tcp://*:{REPLAY_PORT}",
-                "topic": f"kv@{worker}",
-            }
-        ),
-    }
-    words = (pool.command or "python3", "-m", "sglang.launch_server", *_words(flags, pool))
-    return _server(words, ("--enable-metrics", "--enable-cache-report"), pool, gpus)
-
-
 def _trtllm(model: str, pool: PoolSettings, gpus: int) -> Launch:
     """Written from TensorRT-LLM's documentation: no TensorRT-LLM has run here."""
     flags: dict[str, object] = {
@@ -77,18 +43,12 @@ def _trtllm(model: str, pool: PoolSettings, gpus: int) -> Launch:
         "--max_seq_len": pool.max_model_len,
         "--max_num_tokens": pool.max_num_batched_tokens,
     }
-    return _server((pool.command or "trtllm-serve", pool.model_path or model, *_words(flags, pool)), (), pool, gpus)
-
-
-def _server(words: tuple[str, ...], more: tuple[str, ...], pool: PoolSettings, gpus: int) -> Launch:
+    words = (pool.command or "trtllm-serve", pool.model_path or model, *_words(flags, pool))
     card: JsonObject = {**overrides_of(pool), "engine": pool.engine}
     if gpus > 1:
         card["labels"] = {TP_SIZE: str(gpus), **card.get("labels", {})}
-    switches = tuple(word for word in more if word not in pool.args)
     url = f"http://{POD_IP}:{PORT}"
-    return Launch(
-        argv=(*words, *switches, *pool.args), env=pool.env, url=url, start_timeout=SERVER_START_TIMEOUT, card=card
-    )
+    return Launch(argv=(*words, *pool.args), env=pool.env, url=url, start_timeout=SERVER_START_TIMEOUT, card=card)
 
 
 def _words(flags: dict[str, object], pool: PoolSettings) -> list[str]:

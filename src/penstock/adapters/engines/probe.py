@@ -12,6 +12,7 @@ from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard
+from penstock.router.requests.stage_graph import needs_pair
 
 PROMPT = "Hi"
 """Short enough that no engine keeps it in its cache."""
@@ -76,7 +77,8 @@ async def one_token(http: aiohttp.ClientSession, card: WorkerCard, timeout: floa
 
 
 def _body(card: WorkerCard) -> dict[str, object]:
-    return {"model": card.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+    alone = dialect_of(card.engine).probe_fields if needs_pair(card) else {}
+    return {"model": card.model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, **alone}
 
 
 async def _makes_others(http: aiohttp.ClientSession, card: WorkerCard) -> bool:

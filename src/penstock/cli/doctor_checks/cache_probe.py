@@ -41,10 +41,11 @@ WORDS = ("water", "gate", "river", "wheel", "stone", "bridge", "valley", "pipe",
 class ProbeResult:
     """One answer. ``predicted``: tokens that the router expected in the cache, by an index of kind ``index``.
 
+    ``workers``: who answered, and who prefilled, empty where that was no other.
     ``counted``: the prompt's tokens by our count; ``tokens``: by the engine's; ``cached``: how many it reports cached.
     """
 
-    worker: str
+    workers: tuple[str, str]
     predicted: int
     index: str
     counted: int
@@ -98,10 +99,14 @@ def _worker(
     except (ClusterUnreachable, RequestRefused) as error:
         yield _finding("error", f"{name} could not be probed: {error.message}", error.hint)
         return
-    if second.worker != name:
-        yield _finding("error", f"{name} was pinned, and {second.worker or 'another'} answered", "please report it")
+    if name not in second.workers:
+        others = " and ".join(filter(None, second.workers)) or "another"
+        yield _finding("error", f"{name} was pinned, and {others} answered", "please report it")
         return
     yield from _tokens(name, first)
+    if worker.paired and worker.role == "decode" and worker.kv_events is None:
+        yield _finding("ok", f"{name}: answers what {second.workers[1]} prefills, and keeps no prefix of its own")
+        return
     if worker.kv_events is None:
         yield _finding(
             "warning",
@@ -200,14 +205,15 @@ def _ask(
     after = samples(metrics(url) or "") if counter is not None else {}
     request = headers.get("x-penstock-request-id", "")
     decisions = cluster.get(f"/admin/explain/{path_part(request)}", Explanation[Decision]).decisions
-    decision = decisions[-1] if decisions else None
+    mine = [each for each in decisions if each.chosen.worker == name]
+    decision = next(reversed(mine or decisions), None)
     candidates = [] if decision is None else decision.candidates
     chosen = next((each for each in candidates if decision is not None and each.target == decision.chosen), None)
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     known = counter is not None and counter in before and counter in after
     return ProbeResult(
-        worker=headers.get("x-penstock-worker", ""),
+        workers=(headers.get("x-penstock-worker", ""), headers.get("x-penstock-prefill-worker", "")),
         predicted=int(headers.get("x-penstock-expected-cached-tokens", "0")),
         index="none" if chosen is None else chosen.index,
         counted=0 if decision is None else decision.isl,

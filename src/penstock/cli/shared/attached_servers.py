@@ -177,8 +177,9 @@ def _served(url: str, access: EngineAccess = OPEN) -> list[ListedModel]:
     LoRA adapters, which have a parent, don't count. Entries with one root are names of one model, as vLLM lists those
     of ``--served-model-name``.
     """
+    client = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers)
     try:
-        listing = AdminClient(url, timeout=5.0, tls=access.tls, headers=access.headers).get("/v1/models", dict)
+        listing = client.get("/v1/models", dict)
     except ClusterUnreachable as error:
         hint = "start the server, or name its --model"
         if isinstance(error.__cause__, ssl.SSLError | http.client.BadStatusLine):
@@ -201,10 +202,22 @@ def _served(url: str, access: EngineAccess = OPEN) -> list[ListedModel]:
         same = names.setdefault(root if isinstance(root, str) and root else f"\0{entry['id']}", [])
         if str(entry["id"]) not in same:
             same.append(str(entry["id"]))
-    return [
-        ListedModel(own[0], tuple(own[1:]), tokenizer_in(Path(root)) if root.startswith("/") else None)
-        for root, own in names.items()
-    ]
+    # An SGLang, which has one model, gives its name as the root.
+    folder = _sglang_tokenizer(client) if models[0].get("owned_by") == "sglang" else None
+    return [ListedModel(own[0], tuple(own[1:]), _tokenizer(folder or root)) for root, own in names.items()]
+
+
+def _tokenizer(folder: str) -> str | None:
+    return tokenizer_in(Path(folder)) if folder.startswith("/") else None
+
+
+def _sglang_tokenizer(client: AdminClient) -> str | None:
+    """Return where an SGLang has its tokenizer; None where it does not say."""
+    try:
+        path = client.get("/server_info", dict).get("tokenizer_path")
+    except (ClusterUnreachable, RequestRefused):
+        return None
+    return path if isinstance(path, str) else None
 
 
 def access_options(command: Callable[..., int]) -> Callable[..., int]:

@@ -35,6 +35,7 @@ RESERVED = {
     "PENSTOCK_SOAK_SECONDS": "used by the project's own tests",
     "PENSTOCK_FUZZ_SECONDS": "used by the project's own tests",
     "PENSTOCK_VLLM_VENV": "used by the project's own tests: the environment with vLLM in it",
+    "PENSTOCK_SGLANG_VENV": "used by the project's own tests: the environment with SGLang in it",
     "PENSTOCK_VLLM_FLAGS": "used by the project's own tests: more flags for its servers",
     "PENSTOCK_KUBECONFIG": "used by the project's own tests: a real cluster in the place of the double",
     "PENSTOCK_NAT": "used by the project's own tests: the program of NeMo Agent Toolkit",

@@ -25,7 +25,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 BUILTIN_TOKENIZER = "builtin:sim"
 
 
-PROGRAMS = {"vllm": "vllm", "llamacpp": "llama-server"}
+PROGRAMS = {"vllm": "vllm", "sglang": "python3", "llamacpp": "llama-server"}
 """Kind of engine -> the program that serves it, where no other is named."""
 STARTED = ("sim", *PROGRAMS)
 """Kinds of engine that Penstock starts where no URL is given."""
@@ -80,8 +80,8 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
     engine: Annotated[
         EngineKind,
         Knob(
-            "What serves: sim, vllm and llamacpp are started here unless urls are given; the others are servers that "
-            "run already."
+            "What serves: sim, vllm, sglang and llamacpp are started here unless urls are given; the others run "
+            "already."
         ),
     ] = "sim"
     role: Annotated[

@@ -69,7 +69,8 @@ async def flip(request: web.Request) -> web.Response:
             code="unknown_worker",
             status=404,
         )
-    if body.role in ("prefill", "decode") and card.handoff is None and card.engine != "sim":
+    fixed = card.fixed_role and body.role not in (None, card.role)
+    if fixed or (body.role in ("prefill", "decode") and card.handoff is None and card.engine != "sim"):
         raise rejected(
             f"{card.id} can't hand KV over or take it: its engine was not started for that",
             "role",

@@ -23,7 +23,16 @@ from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.prompt.model_preset import as_served
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
-from penstock.frontend.prompt.request_body import PATHS, Endpoint, Parsed, is_whole, media_of, parse, with_fields
+from penstock.frontend.prompt.request_body import (
+    PATHS,
+    Endpoint,
+    Parsed,
+    is_undivided,
+    is_whole,
+    media_of,
+    parse,
+    with_fields,
+)
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints, route_hints
 from penstock.frontend.service import Service
 from penstock.frontend.shadows.shadow_desk import TimedAnswer
@@ -180,6 +189,7 @@ async def carry(
         prompt=prompt,
         media=() if parsed is None or not parsed.media else media_items(parsed.media, service, resolved.model),
         whole=parsed is None or is_whole(parsed),
+        undivided=parsed is None or is_undivided(parsed),
         adapter=resolved.adapter,
         deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
         preferences=hints.preferences,

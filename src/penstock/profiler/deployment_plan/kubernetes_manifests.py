@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 import yaml
 
-from penstock.adapters.engines.pod_launch import EVENTS_PORT, PORT, REPLAY_PORT, pod_launch
+from penstock.adapters.engines.launch import EVENTS_PORT, REPLAY_PORT
+from penstock.adapters.engines.pod_launch import PORT, pod_launch
 from penstock.config.reading.load import resolved_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.planning_settings import KubernetesScaling

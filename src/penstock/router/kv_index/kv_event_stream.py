@@ -5,11 +5,13 @@ far ahead means that some are missing: they are requested, what comes meanwhile 
 
     exact        nothing is missing: what the index says of this target is what its engine holds
     recovering   a replay was requested; later batches wait for its answer, at most `buffer_max` of them
+    late         the first batches came before we listened, and there is no replay: nothing is missing since then
     approximate  events were lost for good; the target was cleared and is learnt again from later events
 
-Blocks whose fate is unknown are not trusted: after a loss the index may miss blocks that the engine holds, never
-claim one that it does not. `approximate` ends when the engine clears its cache or starts over, and after
-`relearn_after` batches, when a cache has turned over.
+Blocks whose fate is unknown are not trusted: the index may then miss blocks that the engine holds, never claim one that
+it does not. `late` and `approximate` end when the engine clears its cache or starts over, when the cache has turned
+over (as many blocks were stored as it has room for, or `relearn_after` batches came), and after `COMPARED` answers in a
+row that took from the cache what was believed to be there, no less and no more.
 
 Answers show whether that holds: `compared` counts what an engine took from its cache beside what it was believed to
 hold. Where half of `COMPARED` answers had less, the target is cleared, and all that its engine still has is replayed;
@@ -23,10 +25,10 @@ import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Snapshot
-from penstock.kernel.values import KvCleared, KvEvent
+from penstock.kernel.values import KvCleared, KvEvent, KvStored
 from penstock.router.events import KvObserved, ReplayEnded
 
-StreamState = Literal["exact", "recovering", "approximate"]
+StreamState = Literal["exact", "recovering", "late", "approximate"]
 
 _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
@@ -39,7 +41,7 @@ PLAIN_STATE = (
     *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
-    *("_suspect", "_heard", "_late_next", "_late_run"),
+    *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed"),
 )
 """Attributes that a snapshot has as they are: all but those with events."""
 
@@ -60,11 +62,13 @@ class KvEventStream:
     Args:
         buffer_max: most batches that wait for a replay; with one more the gap is given up.
         relearn_after: batches applied after a loss until the target counts as exact again.
+        kv_blocks: blocks that it has room for; None where that is unknown.
     """
 
-    def __init__(self, *, buffer_max: int = 4096, relearn_after: int = 4096) -> None:
+    def __init__(self, *, buffer_max: int = 4096, relearn_after: int = 4096, kv_blocks: int | None = None) -> None:
         self.buffer_max = buffer_max
         self.relearn_after = relearn_after
+        self.kv_blocks = kv_blocks
         self.epoch: int | None = None
         self.next = 0
         """The sequence number that is due."""
@@ -85,7 +89,13 @@ class KvEventStream:
         """Tokens that were believed cached and that the engine had, of the last wrong one."""
         self.removed = 0
         """Blocks that its events took out of the device's cache; far more where all were dropped."""
+        self.since: int | None = None
+        """The first number that came, where what came before can't be had; None where all came, or some was lost."""
         self._compared = 0
+        self._agreed = 0
+        """Answers in a row that agreed with what was believed, while not all is known."""
+        self._stored = 0
+        """Blocks stored since then."""
         self._complete = True
         self._learnt = 0
         self._recovering = False
@@ -107,7 +117,7 @@ class KvEventStream:
     def state(self) -> StreamState:
         if self._recovering:
             return "recovering"
-        return "exact" if self._complete else "approximate"
+        return "exact" if self._complete else "approximate" if self.since is None else "late"
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -160,7 +170,7 @@ class KvEventStream:
     def lost(self, reason: str) -> StreamOutcome:
         """The publisher is out of reach; whatever comes later is a new beginning."""
         self._begin()
-        self._complete = False
+        self._unsure()
         self.unrecovered += 1
         return StreamOutcome(clear=True, note=f"its KV events are lost: {reason}")
 
@@ -170,6 +180,8 @@ class KvEventStream:
         Args:
             evicted: blocks that its events have taken out since: those of the prompt may be among them.
         """
+        if not self._complete and self._agrees(abs(believed - had) < block_size, believed > 0):
+            return StreamOutcome(note=f"{COMPARED} answers in a row agree with what is known of its cache")
         self._compared += 1
         if believed - had >= (evicted + 1) * block_size:
             self.wrong += 1
@@ -184,9 +196,17 @@ class KvEventStream:
         again = self.wrong_sets == 1  # a second time, what a replay tells has been wrong as well
         if again:
             self._begin()
-        self._complete, self._learnt = False, 0
+        self._unsure()
         note = f"{wrong} of {COMPARED} answers had less from its cache than was believed: learning it anew"
         return StreamOutcome(clear=True, replay_from=self._ask() if again else None, note=note)
+
+    def _agrees(self, agrees: bool, says: bool) -> bool:
+        """Count an answer of a cache of which not all is known; return whether that is enough to trust it."""
+        self._agreed = self._agreed + says if agrees else 0
+        if self._agreed >= COMPARED:
+            self._known()
+            self.wrong_sets = 0
+        return self._complete
 
     # --- the cases --------------------------------------------------------------------------------------------------
 
@@ -282,8 +302,7 @@ class KvEventStream:
         self.unrecovered += 1
         self._recovering = self._suspect = False
         self._stale = self._asked
-        self._complete = False
-        self._learnt = 0
+        self._unsure()
         self.next = max(self._waiting) + 1
         self._repeated = self._waiting[0] if set(self._waiting) == {0} else None
         self._waiting = {}
@@ -293,32 +312,41 @@ class KvEventStream:
 
     def _give_up(self, why: str) -> StreamOutcome:
         """Go on without what is missing: trust only the unbroken end of what was received."""
-        self.unrecovered += 1
         self._recovering = False
         self._stale = self._asked
         last = first = max(self._waiting)
         while first - 1 in self._waiting:
             first -= 1
-        self._complete = False
-        self._learnt = 0
+        late = self.next == 0 and self._complete  # nothing was heard before: nothing is lost
+        self.unrecovered += not late
+        self._unsure(since=first if late else None)
         self.next = last + 1
         run = [(number, self._waiting[number]) for number in range(first, last + 1)]
         self._waiting = {}
-        return StreamOutcome(clear=True, events=self._pass_on(run), note=f"{why}: learning its cache anew")
+        then = f"its cache is known from KV event {first} on" if late else f"{why}: learning its cache anew"
+        return StreamOutcome(clear=True, events=self._pass_on(run), note=then)
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Expect a publisher's first batch; an open replay request is about something else."""
         self.next = 0
-        self._complete = True
-        self._learnt = 0
+        self._known()
         self._recovering = self._suspect = False
         self._stale = self._asked
         self._waiting = {}
         self._repeated = None
         self._heard = self._late_next = -1
         self._late_run = 0
+
+    def _known(self) -> None:
+        """All that it holds is known from here."""
+        self._complete, self.since = True, None
+
+    def _unsure(self, since: int | None = None) -> None:
+        """It may hold what is not known, from before a number or from before a loss."""
+        self._complete, self.since = False, since
+        self._learnt = self._stored = self._agreed = 0
 
     def _ask(self) -> int | None:
         """Return the first sequence to ask for, or None while the answer to an older request is still to come."""
@@ -344,8 +372,10 @@ class KvEventStream:
             if self._complete:
                 continue
             self._learnt += 1
-            if number == 0 or self._learnt >= self.relearn_after or any(isinstance(e, KvCleared) for e in part):
-                self._complete = True
+            self._stored += sum(len(e.hashes) for e in part if isinstance(e, KvStored) and e.tier == "device")
+            over = self._learnt >= self.relearn_after or (self.kv_blocks is not None and self._stored >= self.kv_blocks)
+            if number == 0 or over or any(isinstance(e, KvCleared) for e in part):
+                self._known()
                 self.relearnt += 1
         self.applied += len(events)
         return tuple(events)

@@ -7,7 +7,7 @@ from penstock.kernel.values import Role, Target, WorkerId
 from penstock.router.events import Excluded
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.routed_request import RoutedRequest
-from penstock.router.requests.stage_graph import FINAL
+from penstock.router.requests.stage_graph import FINAL, does_all
 from penstock.router.router_state import RouterState
 from penstock.router.workers.roster import RosterWorker
 
@@ -36,7 +36,7 @@ def eligible(
 ) -> Eligible:
     """Split the pool's targets that do a stage into candidates and those excluded.
 
-    Stage ``aggregated`` is done by workers that answer clients, ``decode`` by those of them that can take KV over.
+    Stage ``aggregated`` is done by workers that answer clients alone, ``decode`` by those that can take KV over.
     ``doubts``: whether doubts about its health exclude its worker.
     """
     wish = request.event.preferences
@@ -100,7 +100,7 @@ def _does(pool: ModelPool, worker: RosterWorker, stage: Role) -> bool:
     """Whether a worker's role is the one for a stage."""
     role = worker.card.role
     if stage == "aggregated":
-        return role in FINAL
+        return does_all(worker.card)
     return pool.speaks(worker.card) if stage == "decode" else role == stage
 
 

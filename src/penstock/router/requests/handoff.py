@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from penstock.kernel.machine import Nanos, seconds
-from penstock.kernel.values import Role, WorkerCard
-from penstock.router.events import Cost, Failed
-from penstock.router.model_pool import ModelPool
+from penstock.kernel.values import Role, WorkerCard, WorkerId
+from penstock.router.events import Cost, Excluded, Failed
+from penstock.router.model_pool import LinkFault, ModelPool
 from penstock.router.requests import stage_graph
 from penstock.router.requests.blame import blame, works
 from penstock.router.requests.eligibility import Eligible, available, eligible
@@ -34,7 +34,7 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if request.handed:
         source = source_of(core, request)
         if source is not None and pool.answers:
-            return NextStage("decode", available(core, request, pool, now, "decode"), source)
+            return NextStage("decode", _linked(pool, source.id, available(core, request, pool, now, "decode")), source)
         assert request.remote is not None
         if source is None:
             holder = request.remote.target.worker
@@ -44,6 +44,10 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     final = eligible(core, request, pool, now)
     if pool.plain and final.targets:
         return NextStage("aggregated", final)
+    if not final.targets and pool.paired:
+        pair = _pair(core, now, request, pool)
+        final = Eligible([], [], False) if pair.eligible.targets else available(core, request, pool, now)
+        return NextStage("aggregated", final) if final.targets else pair
     if not final.targets and pool.roles["prefill"]:
         # Slower than it should be, but better than no answer.
         instead = eligible(core, request, pool, now, "prefill")
@@ -66,6 +70,32 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if encoding:
         request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
+
+
+def _linked(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
+    """Return who can fetch a worker's KV without those whose link to it is broken, where any other is left."""
+    broken = {other for (one, other), fault in pool.links.items() if one == source and fault.broken}
+    sound = [each for each in takers.targets if each[0].worker not in broken]
+    if not broken or not sound:
+        return takers
+    reason = f"hand-offs from {source} to it fail"
+    cut = [Excluded(target=target, reason=reason) for target, _ in takers.targets if target.worker in broken]
+    return Eligible(sound, [*takers.excluded, *cut], False)
+
+
+def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
+    """Return the prefill of a request for workers that do nothing but their roles, whatever it costs.
+
+    It has no candidates where one of the two workers is missing, or where they can't make the answer together.
+    """
+    takers = available(core, request, pool, now, "decode")
+    if request.event.undivided:
+        why = "goes on with one prefill each, which gives one answer to each prompt, and no logprobs of the prompt"
+        return NextStage("decode", Eligible([], [Excluded(target=one, reason=why) for one, _ in takers.targets], True))
+    if not takers.targets:
+        return NextStage("decode", takers)
+    request.flow = f"remote prefill: {takers.targets[0][0]} does not prefill"
+    return NextStage("prefill", available(core, request, pool, now, "prefill"))
 
 
 def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
@@ -192,6 +222,8 @@ def done(
 
 def arrived(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
     """The worker that answers has what another one made."""
+    if request.remote is not None and request.target is not None:
+        pool.links.pop((request.remote.target.worker, request.target.worker), None)
     pool.handoffs["done"] += 1
     core.unstage(request, pool)
 
@@ -203,6 +235,7 @@ def failed(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
     blame(core, now, request, remote.target.worker, remote.placed, event)
     core.mark_leg(request, remote.leg, last=now, failure=event.reason)
     request.note_failure(event)
+    _link_failed(request, pool, event)
     goes_on = now < request.deadline and event.retryable and not request.at_fault
     if goes_on:
         goes_on = _other_way(core, now, request, pool, remote, event.reason)
@@ -237,7 +270,7 @@ def _other_way(
         request.encode = ()
         return True
     pool.handoffs["failed"] += 1
-    if pool.fallback_tokens >= 1.0:
+    if pool.fallback_tokens >= 1.0 and not pool.paired:
         pool.fallback_tokens -= 1.0
         pool.handoffs["fallback"] += 1
         request.local = f"no remote prefill: it failed on {remote.target}"
@@ -253,6 +286,16 @@ def _other_way(
     return request.tries < core.settings.attempts_max
 
 
+def _link_failed(request: RoutedRequest, pool: ModelPool, event: Failed) -> None:
+    """Count a failure of one side, which answers, of a hand-off for which both were asked at once."""
+    remote, target = request.remote, request.target
+    if remote is None or target is None or remote.protocol not in AT_ONCE or not event.worker_at_fault:
+        return
+    if event.status is not None:
+        fault = pool.links.setdefault((remote.target.worker, target.worker), LinkFault())
+        fault.count, fault.reason = fault.count + 1, event.reason
+
+
 def source_is_suspect(request: RoutedRequest, event: Failed) -> bool:
     """Whether the one that holds a request's KV may have failed, and not the one that was to fetch it.
 
@@ -262,7 +305,7 @@ def source_is_suspect(request: RoutedRequest, event: Failed) -> bool:
     return request.phase == "prefill" and request.handed and event.worker_at_fault and event.status is not None
 
 
-def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str, *, suspect: bool) -> None:
+def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, event: Failed, *, suspect: bool) -> None:
     """The worker that was to go on has failed before its first token: decide from what it goes on.
 
     Args:
@@ -272,10 +315,11 @@ def fetch_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, rea
     if remote is None:
         return
     if remote.protocol in AT_ONCE:
+        _link_failed(request, pool, event)
         abort_remote(core, request, "the worker that was to go on has failed")
         core.unstage(request, pool)
     elif suspect or remote.fetches >= FETCHES_MAX:
-        lose(core, request, pool, reason, released=False)
+        lose(core, request, pool, event.reason, released=False)
 
 
 def lose(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str, *, released: bool) -> None:

@@ -135,7 +135,7 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
             if suspect and not eligible(core, request, pool, now).targets:
                 request.tried.pop()  # by itself it may well answer, and nobody else is there
         if request.phase == "prefill":
-            handoff.fetch_failed(core, request, pool, event.reason, suspect=suspect)
+            handoff.fetch_failed(core, request, pool, event, suspect=suspect)
             request.step("retry")
         else:
             assert event.resume is not None

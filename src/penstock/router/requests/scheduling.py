@@ -176,7 +176,7 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         text = f"pinned worker {wish.worker!r} does not serve {pool.model}; its workers: {known}"
         close(core, now, request, "rejected", "client", 400, text)
         return
-    reasons = step.eligible.reasons or "none has joined"
+    reasons = step.eligible.reasons or f"none {f'to {step.stage} ' if pool.paired else ''}has joined"
     settings = core.settings.queue
     if step.eligible.by_preference:
         close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
@@ -291,7 +291,8 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
         request.believed = None
-        if cost.index == "exact" and (stream := pool.streams.get(cost.target)) is not None:
+        stream = pool.streams.get(cost.target)
+        if stream is not None and (cost.index == "exact" or (cost.index == "none" and stream.state != "exact")):
             tokens = min(cost.overlap_blocks * pool.block_size, cost.overlap_tokens)
             request.believed = Believed(tokens, stream.removed)
         request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
@@ -324,7 +325,7 @@ def _begin_stage(
         target=cost.target,
         epoch=worker.card.incarnation,
         protocol=protocol,
-        key=core.rng.getrandbits(63),
+        key=_key(core, worker.card.ranks, cost.target.rank),
         placed=now,
         prefill_ahead=cost.active_prefill_tokens + request.prompt.isl - cost.overlap_tokens,
         leg=len(request.legs),
@@ -349,6 +350,12 @@ def _begin_stage(
         _place(core, now, request, pool, following)
     else:
         _nowhere(core, now, request, pool, following)
+
+
+def _key(core: RouterState, ranks: int, rank: int) -> int:
+    """Return a number for a hand-off; modulo the prefill engine's ranks it is the chosen one, as SGLang wants it."""
+    key = core.rng.getrandbits(62)
+    return key - key % ranks + rank
 
 
 PROGRAM = "program\n"

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from penstock.kernel.plurals import counted
-from penstock.kernel.values import NOTHING_PROMISED, HandoffProtocol, LatencyTargets, Role
+from penstock.kernel.values import NOTHING_PROMISED, HandoffProtocol, LatencyTargets, Role, WorkerCard
 from penstock.router.settings import HandoffSettings
 
 GRAPH: Mapping[Role, tuple[Role, ...]] = {
@@ -27,12 +27,22 @@ GRAPH: Mapping[Role, tuple[Role, ...]] = {
 """Role of a worker -> the roles that can go on with what it made."""
 
 FINAL: frozenset[Role] = frozenset(role for role, following in GRAPH.items() if not following)
-"""Roles whose workers answer the client; each of them can do everything that was not done before."""
+"""Roles whose workers answer the client."""
 AT_ONCE: frozenset[HandoffProtocol] = frozenset({"push", "bootstrap"})
 """Protocols by which both workers are asked at the same time."""
 
 NEW_SHARE_MAX = 0.7
 """A prompt of whose tokens this share or more is new is handed off; Dynamo's default."""
+
+
+def does_all(card: WorkerCard) -> bool:
+    """Tell whether a worker answers by itself: one that goes on with others' work does, unless its role is fixed."""
+    return card.role in FINAL and not needs_pair(card)
+
+
+def needs_pair(card: WorkerCard) -> bool:
+    """Tell whether a worker takes only requests in which another one has a part."""
+    return card.fixed_role and card.role != "aggregated"
 
 
 def splits(roles: Collection[Role]) -> bool:

@@ -33,7 +33,7 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
     if pool.exact is not None:
         native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:
-            pool.streams[target] = KvEventStream()
+            pool.streams[target] = KvEventStream(kv_blocks=card.kv_blocks)
             pool.exact.join(
                 target,
                 native=native,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -68,7 +69,11 @@ class RouterNode:
         self.run = run
         self.name = process_name(index)
         self.router = Router(
-            settings.routing, slo=settings.slo, name=self.name, seed=index, shared=settings.frontend.processes > 1
+            settings.routing,
+            slo=settings.slo,
+            name=self.name,
+            seed=secrets.randbits(63),  # numbers of hand-offs must not repeat, in other processes and after a restart
+            shared=settings.frontend.processes > 1,
         )
         self.journal: JournalWriter | None = None
         if settings.runs.journal:

@@ -379,8 +379,10 @@ class EngineFleet:
 
     # --- hooks of the driver ------------------------------------------------------------------------------------------
 
-    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
-        return await health(self._http.session, url, timeout, model, self._enter(pool, url))
+    async def health(self, engine: EngineProcess, timeout: float, model: str) -> ServerHealth:
+        card, settings = self._cards.get(engine.worker), self._enter(engine.pool, engine.url)
+        kind = "openai" if card is None else card.engine
+        return await health(self._http.session, engine.url, timeout, model, settings, engine=kind)
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         card = self._cards.get(worker)
@@ -410,6 +412,7 @@ class EngineFleet:
         elif draining:
             card = known
         else:
+            role = known.role if known.fixed_role else role
             handoff = known.handoff or USUAL.get(known.engine) if known.role != role else known.handoff
             card = msgspec.structs.replace(
                 known, role=role, epoch=self._newer_epoch(), started_epoch=known.incarnation, handoff=handoff

@@ -58,7 +58,7 @@ class FleetHooks(Protocol):
         """Return what a server that is starting still lacks, or None once it serves."""
         ...
 
-    async def health(self, pool: str, url: str, timeout: float, model: str) -> ServerHealth:
+    async def health(self, engine: EngineProcess, timeout: float, model: str) -> ServerHealth:
         """Ask a server that others run whether it serves a model, for at most so many seconds."""
         ...
 
@@ -508,7 +508,7 @@ class FleetDriver:
             if server is not None:
                 pool = self.fleet.state.pools[server.pool]
                 limit, model = pool.health.timeout, pool.configured.model
-                lack, silent = await self._hooks.health(server.pool, server.url, limit, model)
+                lack, silent = await self._hooks.health(server, limit, model)
             else:
                 missing = partial(self._hooks.missing, effect.worker.rpartition("-")[0])
                 lack = await self.runner.probe(effect.worker, missing)

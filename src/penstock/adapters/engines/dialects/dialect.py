@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.adapters.engines.http.engine_http import EngineServer
@@ -77,6 +77,10 @@ class Dialect:
     card: Callable[[EngineServer, Mapping[str, Any]], Awaitable[CardFields | None]]
     """Read a card from a server and its entry in ``/v1/models``; None where the server is of another kind."""
 
+    health: str = "/health"
+    """Route that costs nothing and is 200 where the server takes requests."""
+    probe_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Request fields with which an engine whose role is fixed makes a token without another one."""
     resume: Resume | None = None
     """How another engine of this kind can continue an answer that was cut off: ``ids`` by a prompt of token ids (the
     engine returns those of its output where ``return_token_ids`` is set), ``message`` by a last assistant message that

@@ -1,16 +1,21 @@
 """SGLang dialect: recognises an SGLang server, reads its card and finds its KV event endpoints.
 
-Read: ``/v1/models`` (name, longest request), ``/get_server_info`` (its whole start-up settings; ``/server_info`` in
-newer ones). It can't run on the machine that Penstock is developed on: written from its documentation and source,
-tested with recorded shapes.
+Read: ``/v1/models`` (name, longest request), ``/server_info`` (its whole start-up settings; ``/get_server_info`` in
+older ones). What is here was tried with SGLang 0.5.23 on a CPU (`make test-sglang`); ranks over several GPUs, its host
+cache and its speculation were not.
 
 It caches by pages, whose size is 1 token by default. It reports cached tokens only with ``--enable-cache-report``.
 Its start-up settings hold its KV event endpoint; a rank's port is the first one's plus its number. An endpoint
 without a star makes SGLang's socket connect, so we must bind.
+
+A server of a pair, which prefills or decodes, refuses every request that does not name a room, a number under which
+both sides meet at the prefill server's bootstrap port: it does nothing alone. Several answers to one prompt (``n``)
+never come out of a pair: it uses a prompt's room a second time, and waits for ever.
 """
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,10 +23,15 @@ from penstock.adapters.engines.dialects.dialect import CardFields, Dialect, Metr
 from penstock.adapters.engines.dialects.vllm import reachable
 from penstock.adapters.engines.http.engine_http import EngineServer, folder, whole
 
+_ROLES = {"null": "aggregated", "prefill": "prefill", "decode": "decode"}
+"""Its disaggregation mode -> the role of its card."""
+FAKE_HOST = "2.2.2.2"
+"""Bootstrap host by which SGLang knows a probe: a side of a pair then makes its token without the other."""
+
 
 async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | None:
     """Read an SGLang server."""
-    info = await server.object("/get_server_info") or await server.object("/server_info")
+    info = await server.object("/server_info") or await server.object("/get_server_info")
     if model.get("owned_by") != "sglang" and "page_size" not in info:
         return None
     page = whole(info.get("page_size"))
@@ -31,16 +41,34 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | N
         "kv_blocks": tokens // page if tokens is not None and page is not None else None,
         "max_num_seqs": whole(info.get("max_running_requests")),
         "max_num_batched_tokens": whole(info.get("chunked_prefill_size")),
-        "max_model_len": whole(info.get("context_length")) or whole(info.get("max_req_input_len")),
+        "max_model_len": whole(model.get("max_model_len")) or whole(info.get("context_length")),
         "tokenizer": folder(info.get("tokenizer_path")),
+        **_pair_card(info, server.url),
     }
     if isinstance(info.get("version"), str):
         reported["labels"] = {"version": info["version"]}
     return {**reported, **event_card(info, server.url)}
 
 
+def _pair_card(info: Mapping[str, Any], url: str) -> CardFields:
+    """Return its role, and where a prefill server meets the others; nothing where it does not tell (older ones)."""
+    mode = info.get("disaggregation_mode")
+    if mode not in _ROLES:
+        return {}
+    port = whole(info.get("disaggregation_bootstrap_port")) if mode == "prefill" else None
+    host = urlsplit(url).hostname or ""
+    meets = f"[{host}]" if ":" in host else host
+    return {
+        "role": _ROLES[mode],
+        "fixed_role": True,
+        "bootstrap": None if port is None else f"{meets}:{port}",
+    }
+
+
 def event_card(info: Mapping[str, Any], url: str) -> CardFields:
     """Return where its KV events are, from its start-up settings; nothing where they are off."""
+    if info.get("disaggregation_mode") == "decode" and not info.get("disaggregation_decode_enable_radix_cache"):
+        return {}  # it keeps no prefix, and announces nothing at the socket that its settings name
     config = info.get("kv_events_config")
     if isinstance(config, str):
         try:
@@ -74,6 +102,8 @@ def _plain(endpoint: str, rank: int) -> str:
 
 SGLANG = Dialect(
     name="sglang",
+    health="/ready",  # its /health makes a token, and takes a second for it
+    probe_fields={"bootstrap_host": FAKE_HOST, "bootstrap_room": 0},
     title="SGLang",
     raw_tool_choice="auto",  # with "none" its template leaves the tools out
     special_tokens_field="skip_special_tokens",
