@@ -1,4 +1,4 @@
-"""What is worth loading: the best of all depths, by brute force, within a deadline, and what an engine reports of it."""
+"""What is worth loading: the best of all depths by brute force, within a deadline, and as an engine reports it."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from penstock.kernel.load_worth import BlockRun, LoadCosts, Way, costs_in, metrics_of, worth_loading
+from penstock.kernel.tiers.load_worth import BlockRun, LoadCosts, Way, costs_in, metrics_of, worth_loading
 from tests.depth import deep
 
 SECONDS = st.floats(0.0, 1e-2, allow_subnormal=False)
@@ -32,7 +32,9 @@ COSTS = st.builds(
 def load_of(runs: Sequence[BlockRun], depth: int) -> float:
     """Return the seconds of a load, way by way."""
     ways = [run.ways for run in runs for _ in range(run.blocks)][:depth]
-    return sum(way.start + way.block * sum(way in each for each in ways) for way in {way for each in ways for way in each})
+    return sum(
+        way.start + way.block * sum(way in each for each in ways) for way in {way for each in ways for way in each}
+    )
 
 
 @hypothesis_settings(max_examples=deep(300), deadline=None)
@@ -60,7 +62,9 @@ def test_an_unknown_speed_loads_all() -> None:
 def test_a_slow_disk_leaves_its_blocks_out_and_keeps_those_of_the_host() -> None:
     costs = LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=1e-3, disk_block=2e-3)
     assert costs.worth(3, 27) == 3 and costs.worth(0, 27) == 0
-    assert LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=0.02, disk_block=5e-4).worth(3, 60) == 63
+    assert (
+        LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=0.02, disk_block=5e-4).worth(3, 60) == 63
+    )
     assert LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=0.02, disk_block=5e-4).worth(3, 40) == 3
 
 

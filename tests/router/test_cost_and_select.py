@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.kernel.block_runs import plain
-from penstock.kernel.load_worth import LoadCosts
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
@@ -325,8 +325,12 @@ def test_columns_say_what_the_overlap_by_name_says(
 
     device, lower, source = pool.overlap_columns(prompt, place, 0)
 
-    rows = zip(device, *[*lower, *[[0] * len(place)] * 3][:3], source, strict=True)
-    made = {to: HeldBlocks(*map(int, tiers), SOURCES[by], int(left)) for to, (*tiers, left, by) in zip(place, rows)}
+    nothing = np.zeros(len(place), dtype=int)
+    host, disk, costly = [*lower, nothing, nothing, nothing][:3]
+    made = {
+        to: HeldBlocks(int(device[at]), int(host[at]), int(disk[at]), SOURCES[source[at]], int(costly[at]))
+        for to, at in place.items()
+    }
     assert {to: one for to, one in made.items() if one != NOTHING} == pool.overlaps(prompt, 0)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.adapters.engines.stats.step_stats_source import Source
 from penstock.config.settings.cluster_settings import EngineStatsSettings
-from penstock.kernel.load_worth import LoadCosts, metrics_of
 from penstock.kernel.machine import SECOND
+from penstock.kernel.tiers.load_worth import LoadCosts, metrics_of
 from penstock.kernel.values import TIERS_LABEL, RequestId, StepStats, Target, WorkerCard, WorkerId
 from penstock.router.workers.active_sequences import ActiveSequences
 from penstock.runtime.node import engine_stats as module

@@ -16,7 +16,7 @@ import hashlib
 
 import msgspec
 
-from penstock.kernel.load_worth import LoadCosts
+from penstock.kernel.tiers.load_worth import LoadCosts
 
 READ_BACK = hashlib.sha256(b"penstock read-back").digest()
 """Hash of the block by which a start proves the way to the tiers and back: of no prompt, and never announced."""

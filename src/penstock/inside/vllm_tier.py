@@ -40,8 +40,8 @@ from penstock.inside.tier_protocol import (
 from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.inside.weights.vllm_adapters import adapter_of, watch_adapters
 from penstock.inside.weights.weights_identity import weights_identity
-from penstock.kernel.load_worth import LOAD_METRICS, LoadCosts, metrics_of
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.tiers.load_worth import LOAD_METRICS, LoadCosts, metrics_of
 
 log = logging.getLogger("vllm.penstock")
 

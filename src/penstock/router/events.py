@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.kernel.load_worth import LoadCosts
 from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import (
     HandoffProtocol,
     JsonObject,

@@ -269,13 +269,13 @@ class ModelPool:
                     disk = min(known.disk, max(0, known.total - depth))
                     found[target] = HeldBlocks(depth, beyond, disk, "predicted")
         if self.tier_costs.costs:
-            most = self._asked(prompt)
+            most = self._cacheable(prompt)
             found.update(
                 [(target, self.tier_costs.counted(target, held, most)) for target, held in found.items() if held.lower]
             )
         return found
 
-    def _asked(self, prompt: Prompt) -> int:
+    def _cacheable(self, prompt: Prompt) -> int:
         """Return how many blocks of a prompt an engine looks for: it computes the last token anyway."""
         return max(0, prompt.isl - 1) // self.block_size
 
@@ -283,13 +283,15 @@ class ModelPool:
         """Return a prompt's blocks for the exact index. The last token is computed: a window has to end before it."""
         if self.exact is None or not self.exact.windowed():
             return prompt.blocks
-        return prompt.blocks[: self._asked(prompt)]
+        return prompt.blocks[: self._cacheable(prompt)]
 
     def overlap_columns(
         self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
     ) -> tuple[Column, Sequence[Column], Column]:
-        """Return what `overlaps` does for many targets: device blocks, those of lower tiers (host, disk, and costly ones
-        where a worker reports costs), and who says so."""
+        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so.
+
+        The tiers are host, disk and, where a worker reports its costs, costly blocks.
+        """
         blocks, text = prompt.blocks, prompt.estimated
         device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
         source = device
@@ -319,7 +321,7 @@ class ModelPool:
                 device = np.where(more, depth, device)
                 source = np.where(more, SOURCES.index("predicted"), source)
         if lower and self.tier_costs.costs:
-            lower = list(self.tier_costs.counted_columns(place, device, lower, self._asked(prompt)))
+            lower = list(self.tier_costs.counted_columns(place, device, lower, self._cacheable(prompt)))
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:

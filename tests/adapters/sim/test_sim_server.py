@@ -13,13 +13,13 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.describe import describe, measured_speed
-from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.engines.dialects.dialect import samples
+from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
-from penstock.kernel.load_worth import costs_in
+from penstock.kernel.tiers.load_worth import costs_in
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 from penstock.simulate.tiers.tier_plan import TierPlan
 

@@ -8,12 +8,12 @@ from penstock.blocks.tiers.fetches import Fetches
 from penstock.blocks.tiers.tier_events import BlockHints
 from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_state import LOWER_TIERS
-from penstock.kernel.load_worth import BlockRun, LoadCosts, Way, worth_loading
 from penstock.kernel.machine import Nanos
+from penstock.kernel.tiers.load_worth import BlockRun, LoadCosts, Way, worth_loading
 
 
 class LoadGate:
-    """Compares loading with computing, as `penstock.kernel.load_worth` does, by what edges and the engine measured.
+    """Compares loading with computing (`penstock.kernel.tiers.load_worth`), by what edges and the engine measured.
 
     Bytes that are under way on an edge go before a block's own. Copies into the engine overlap with fetches, so a load
     takes this long at most.

@@ -24,8 +24,8 @@ from penstock.blocks.tiers.tier_moves import TierMoves
 from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
 from penstock.blocks.tiers.tier_state import Fetch, LoadMove, PeerQuery, StoreMove, TierState, WriteMove
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.load_worth import LoadCosts
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
+from penstock.kernel.tiers.load_worth import LoadCosts
 
 VERSION = 1
 

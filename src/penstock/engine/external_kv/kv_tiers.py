@@ -14,8 +14,8 @@ from penstock.engine.engine_request import EngineRequest
 from penstock.engine.events import EngineCounters, SubmitRequest
 from penstock.engine.external_kv.kv_handoff import KvHandoffs
 from penstock.engine.settings import SimSettings
-from penstock.kernel.load_worth import LoadCosts
 from penstock.kernel.machine import Effect, Nanos, Snapshot
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import KvEvent
 
 

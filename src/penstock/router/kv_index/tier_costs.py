@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from penstock.kernel.load_worth import LoadCosts
 from penstock.kernel.machine import Snapshot
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.indexer import Column, HeldBlocks
 
@@ -34,17 +34,17 @@ class TierCosts:
         self.costs.pop(worker, None)
         self._columns = None
 
-    def counted(self, target: Target, held: HeldBlocks, most: int) -> HeldBlocks:
+    def counted(self, target: Target, overlap: HeldBlocks, most: int) -> HeldBlocks:
         """Return what counts of what a target holds."""
         costs = self.costs.get(target.worker)
         if costs is None:
-            return held
-        host = min(held.host, max(0, most - held.device))
-        disk = min(held.disk, max(0, most - held.device - host))
+            return overlap
+        host = min(overlap.host, max(0, most - overlap.device))
+        disk = min(overlap.disk, max(0, most - overlap.device - host))
         worth = costs.worth(host, disk)
         if worth == host + disk:
-            return held
-        return held._replace(host=worth, disk=0, costly=held.host + held.disk - worth)
+            return overlap
+        return overlap._replace(host=worth, disk=0, costly=overlap.host + overlap.disk - worth)
 
     def counted_columns(
         self, place: Mapping[Target, int], device: Column, lower: Sequence[Column], most: int
@@ -60,7 +60,7 @@ class TierCosts:
         disk = np.minimum(lower[1], np.maximum(0, most - device - host))
         both = host + disk
         copied, unknown = np.where(own_host, disk, both), compute == 0
-        # As `penstock.kernel.load_worth.worth_loading` does, to the last bit.
+        # As `penstock.kernel.tiers.load_worth.worth_loading` does, to the last bit.
         gain = host * compute - np.where(own_host, 0.0, host_start + host * host_block)
         takes_host = (host > 0) & ((gain > 0) | unknown)
         more = both * compute - ((host_start + copied * host_block) + (disk_start + disk * disk_block))

@@ -104,8 +104,9 @@ class CostTable(Sequence[Cost]):
         return self._targets[second][0], total.item(second)
 
     def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
-        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, *tiers, costly, source = numbers
-        overlap = HeldBlocks(*tiers, SOURCES[source], costly)
+        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, *holding = numbers
+        device, host, disk, costly, source = holding
+        overlap = HeldBlocks(device, host, disk, SOURCES[source], costly)
         return Cost(
             target=self._targets[place][0],
             unit="blocks" if self._in_blocks else "ms",

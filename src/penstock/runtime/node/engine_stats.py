@@ -17,8 +17,8 @@ from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.stats.step_stats_source import Source, StepSource, steps_of
 from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import EngineStatsSettings
-from penstock.kernel.load_worth import LoadCosts, costs_in
 from penstock.kernel.plurals import counted
+from penstock.kernel.tiers.load_worth import LoadCosts, costs_in
 from penstock.kernel.values import TIERS_LABEL, StepStats, WorkerCard, WorkerId
 from penstock.router.status_rows import StatusFinding, StepsStatus
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed

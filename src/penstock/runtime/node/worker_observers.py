@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.kernel.load_worth import LoadCosts
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import TiersMeasured, WorkerCordoned
 from penstock.router.router import Router

@@ -38,8 +38,8 @@ from penstock.engine.events import SubmitRequest
 from penstock.engine.external_kv.kv_tiers import LoadedBlocks
 from penstock.engine.settings import TierLinks
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.load_worth import LoadCosts
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, seconds
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Tier
 from penstock.simulate.tiers.tier_carriers import TierCarriers
 

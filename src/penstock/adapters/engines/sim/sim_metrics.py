@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished
 from penstock.engine.settings import SimSettings
-from penstock.kernel.load_worth import metrics_of
 from penstock.kernel.machine import SECOND, Nanos
+from penstock.kernel.tiers.load_worth import metrics_of
 
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 FIRST_TOKEN = (*FIRST, 160.0, 640.0, 2560.0)
