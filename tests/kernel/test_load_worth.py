@@ -22,9 +22,9 @@ COSTS = st.builds(
     LoadCosts,
     compute=st.just(0.0) | SECONDS,
     host_start=SECONDS,
-    host_block=SECONDS,
+    host_token=SECONDS,
     disk_start=SECONDS,
-    disk_block=SECONDS,
+    disk_token=SECONDS,
     own_host=st.booleans(),
 )
 
@@ -56,20 +56,20 @@ def test_a_load_ends_within_its_deadline(runs: list[BlockRun], compute: float, l
 
 def test_an_unknown_speed_loads_all() -> None:
     assert worth_loading([BlockRun(7, (WAYS[1],))], 0.0)[0] == 7
-    assert LoadCosts(compute=0.0, host_start=9.0, host_block=9.0, disk_start=9.0, disk_block=9.0).worth(3, 4) == 7
+    assert LoadCosts(compute=0.0, host_start=9.0, host_token=9.0, disk_start=9.0, disk_token=9.0).worth(3, 4) == 7
 
 
 def test_a_slow_disk_leaves_its_blocks_out_and_keeps_those_of_the_host() -> None:
-    costs = LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=1e-3, disk_block=2e-3)
+    costs = LoadCosts(compute=1e-3, host_start=1e-4, host_token=1e-4, disk_start=1e-3, disk_token=2e-3)
     assert costs.worth(3, 27) == 3 and costs.worth(0, 27) == 0
     assert (
-        LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=0.02, disk_block=5e-4).worth(3, 60) == 63
+        LoadCosts(compute=1e-3, host_start=1e-4, host_token=1e-4, disk_start=0.02, disk_token=5e-4).worth(3, 60) == 63
     )
-    assert LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=0.02, disk_block=5e-4).worth(3, 40) == 3
+    assert LoadCosts(compute=1e-3, host_start=1e-4, host_token=1e-4, disk_start=0.02, disk_token=5e-4).worth(3, 40) == 3
 
 
 def test_what_an_engine_loads_without_asking_counts_at_any_cost() -> None:
-    costs = LoadCosts(compute=1e-3, host_start=1.0, host_block=1.0, disk_start=1.0, disk_block=1.0, own_host=True)
+    costs = LoadCosts(compute=1e-3, host_start=1.0, host_token=1.0, disk_start=1.0, disk_token=1.0, own_host=True)
     assert costs.worth(3, 27) == 3
 
 
@@ -83,7 +83,7 @@ def test_costs_are_read_as_they_were_reported_and_ranks_add_up(costs: LoadCosts)
 
 
 def test_an_incomplete_report_is_none() -> None:
-    page = metrics_of(LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4))
+    page = metrics_of(LoadCosts(compute=1e-3, host_start=1e-4, host_token=1e-4))
     for name in page:
         assert costs_in({**page, name: float("nan")}) is None
         assert costs_in({key: value for key, value in page.items() if key != name}) is None

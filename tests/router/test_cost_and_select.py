@@ -335,7 +335,7 @@ def test_columns_say_what_the_overlap_by_name_says(
 
 
 def test_only_what_a_worker_would_load_counts_in_the_cost() -> None:
-    slow = LoadCosts(compute=1e-3, host_start=1e-4, host_block=1e-4, disk_start=1e-3, disk_block=2e-3)
+    slow = LoadCosts(compute=1e-3, host_start=1e-3, host_token=1e-4, disk_start=1e-2, disk_token=2e-3)
     pool, a, b = ModelPool("m", RouterSettings(mode="kv"), random.Random(1)), target("a"), target("b")
     pool.block_size = 16
     pool.exact = mock.Mock(**{"windowed.return_value": False})
@@ -344,10 +344,12 @@ def test_only_what_a_worker_would_load_counts_in_the_cost() -> None:
     prompt = Prompt(40 * 16, list(range(20)))
     assert pool.overlaps(prompt, 0) == {a: HeldBlocks(2, 3, 0, costly=9), b: HeldBlocks(2, 3, 9)}
     full = Prompt(14 * 16, list(range(14)))  # of its 14 blocks the last is computed anyway
-    fast = msgspec.structs.replace(slow, disk_start=5.3e-3, disk_block=1e-4)  # pays for nine of them, not for eight
+    fast = msgspec.structs.replace(
+        slow, disk_start=5.3e-3 * 16, disk_token=1e-4
+    )  # pays for nine of them, not for eight
     pool.tier_costs.report(a.worker, fast)
     assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a].disk == 9
-    pool.tier_costs.report(a.worker, msgspec.structs.replace(fast, disk_start=6.8e-3))
+    pool.tier_costs.report(a.worker, msgspec.structs.replace(fast, disk_start=6.8e-3 * 16))
     assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a] == HeldBlocks(2, 3, 0, costly=9)
     restored = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
     restored.tier_costs.restore(pool.tier_costs.snapshot())

@@ -234,7 +234,7 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
 async def test_costs_of_tiers_are_told_when_they_change(
     sources: dict[WorkerId, Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, fast = (LoadCosts(compute=1e-3, host_start=1e-4, host_block=each) for each in (1e-2, 1e-5))
+    slow, fast = (LoadCosts(compute=1e-3, host_start=1e-4, host_token=each) for each in (1e-2, 1e-5))
     pages = iter([None, {}, metrics_of(slow), metrics_of(slow), metrics_of(fast)])
     told: list[tuple[WorkerId, LoadCosts]] = []
 

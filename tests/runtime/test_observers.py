@@ -67,7 +67,7 @@ async def test_the_router_learns_what_loading_from_tiers_costs() -> None:
         await stand.until(lambda row: stand.router.pools["sim"].tier_costs.costs)
         costs, tiers = stand.router.pools["sim"].tier_costs.costs[W], server.live.engine.tiers
         assert tiers is not None and costs == tiers.costs(server.live.now())
-        assert 0 < costs.host_block < costs.disk_block and costs.compute > 0 and not costs.own_host
+        assert 0 < costs.host_token < costs.disk_token and costs.compute > 0 and not costs.own_host
     finally:
         await stand.close()
         await server.stop()

@@ -269,10 +269,8 @@ class ModelPool:
                     disk = min(known.disk, max(0, known.total - depth))
                     found[target] = HeldBlocks(depth, beyond, disk, "predicted")
         if self.tier_costs.costs:
-            most = self._cacheable(prompt)
-            found.update(
-                [(target, self.tier_costs.counted(target, held, most)) for target, held in found.items() if held.lower]
-            )
+            most, size, counted = self._cacheable(prompt), self.block_size, self.tier_costs.counted
+            found.update([(to, counted(to, held, most, size)) for to, held in found.items() if held.lower])
         return found
 
     def _cacheable(self, prompt: Prompt) -> int:
@@ -321,7 +319,8 @@ class ModelPool:
                 device = np.where(more, depth, device)
                 source = np.where(more, SOURCES.index("predicted"), source)
         if lower and self.tier_costs.costs:
-            lower = list(self.tier_costs.counted_columns(place, device, lower, self._cacheable(prompt)))
+            most, size = self._cacheable(prompt), self.block_size
+            lower = list(self.tier_costs.counted_columns(place, device, lower, most, size))
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:

@@ -41,13 +41,14 @@ class LoadGate:
     def costs(self, now: Nanos) -> LoadCosts:
         """Return what a load costs while nothing else is under way."""
         copy = self._way(now, "", self._copy, idle=True)
+        tokens = self._moves.settings.block_tokens
         fetch = Way("", 0.0, 0.0) if self._below is None else self._way(now, "", self._below, idle=True)
         return LoadCosts(
-            compute=self._compute,
+            compute=self._moves.state.seconds_per_token,
             host_start=copy.start,
-            host_block=copy.block,
+            host_token=copy.block / tokens,
             disk_start=fetch.start,
-            disk_block=fetch.block,
+            disk_token=fetch.block / tokens,
         )
 
     @property

@@ -57,25 +57,27 @@ def worth_loading(runs: Sequence[BlockRun], compute: float, limit: float | None 
 
 
 class LoadCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What blocks of the tiers below an engine cost it where nothing else is under way, in seconds.
+    """What prompts cost an engine with tiers where nothing else is under way, in seconds.
+
+    Of tokens, since tiers may have larger blocks than routers.
 
     Args:
-        compute: of computing a block; 0 where it is not measured.
-        host_start, host_block: from host memory into the engine's, before the first block and for each.
-        disk_start, disk_block: from what is below host memory into it.
+        compute: of computing a token; 0 where it is not measured.
+        host_start, host_token: from host memory into the engine's, before the first token and for each.
+        disk_start, disk_token: from what is below host memory into it.
         own_host: the engine loads what is in host memory without asking what that costs.
     """
 
     compute: float
     host_start: float
-    host_block: float
+    host_token: float
     disk_start: float = 0.0
-    disk_block: float = 0.0
+    disk_token: float = 0.0
     own_host: bool = False
 
     def worth(self, host: int, disk: int) -> int:
-        """Return how many of the blocks in host memory, and of those on disk that follow them, would be loaded."""
-        copy, fetch = Way("host", self.host_start, self.host_block), Way("disk", self.disk_start, self.disk_block)
+        """Return how many of the tokens in host memory, and of those on disk that follow them, would be loaded."""
+        copy, fetch = Way("host", self.host_start, self.host_token), Way("disk", self.disk_start, self.disk_token)
         runs = (BlockRun(host, () if self.own_host else (copy,)), BlockRun(disk, (copy, fetch)))
         return worth_loading(runs, self.compute)[0]
 
