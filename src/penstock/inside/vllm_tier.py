@@ -258,7 +258,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
             ),
             CONNECTED: offload_base.OffloadingGaugeMetadata(documentation="1 while a tier process is connected."),
             **{
-                name: offload_base.OffloadingGaugeMetadata(documentation="What loads cost beside computing, for routers.")
+                name: offload_base.OffloadingGaugeMetadata(documentation="Costs of loads, for routers.")
                 for name in LOAD_METRICS.values()
             },
         }
