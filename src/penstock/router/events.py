@@ -385,7 +385,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     overlap_blocks: int
     """Leading device blocks that it holds."""
     overlap_tokens: int
-    """Prompt tokens expected to come from its cache, all tiers."""
+    """Prompt tokens expected to come from its cache, of lower tiers those that it would load."""
     active_requests: int
     active_prefill_tokens: int
     active_blocks: int
