@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.kernel.block_runs import plain
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
@@ -32,6 +33,7 @@ from penstock.router.selection.select import discounted, probabilities, select
 from penstock.router.settings import CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
 from tests.depth import deep
+from tests.kernel.test_load_worth import COSTS as COSTS_REPORTED
 
 SPEED = Speed(0.005, 1e-4, 1e-6)
 NAMES = ["a", "b", "c", "d"]
@@ -185,7 +187,7 @@ CANDIDATE = st.fixed_dictionaries(
         "requests": st.integers(0, 40),
         "unhashed": st.integers(0, 500),
         "shared": st.integers(0, 12),
-        "held": st.tuples(st.integers(0, 12), st.integers(0, 3), st.integers(0, 3)),
+        "held": st.tuples(*map(st.integers, (0, 0, 0), (12, 3, 3)), st.just("exact"), st.integers(0, 3)),
         "speed": st.tuples(st.floats(0, 0.1), st.floats(1e-6, 1e-2), st.floats(0, 1e-4)),
         "distance": st.sampled_from([1.0, 2.0, 8.0, 0.3]),
         "adapter": st.sampled_from([0.0, 0.0, 0.7, 3.0]),
@@ -238,7 +240,8 @@ def test_columns_price_as_one_by_one_does(
                 unhashed_blocks=0 if number else one["unhashed"],
                 now=0,
             )
-    held = {to: HeldBlocks(*one["held"]) for (to, _), one in zip(targets, found) if any(one["held"])}
+    held = {to: HeldBlocks(*one["held"]) for (to, _), one in zip(targets, found)}
+    held = {to: one for to, one in held.items() if one.total or one.costly}
     with mock.patch("penstock.router.selection.cost.CREDIT_DECAY", decay):
         price = COSTS[settings.kind]
         rows = [
@@ -253,7 +256,7 @@ def test_columns_price_as_one_by_one_does(
         ]
         columns = active.columns("aggregated", targets)
         held_by_target = [held.get(to, NOTHING) for to, _ in targets]
-        tiers = [np.array([one[tier] for one in held_by_target]) for tier in range(3)]
+        tiers = [np.array([one[tier] for one in held_by_target]) for tier in (0, 1, 2, 4)]
         table = CostTable(
             asked,
             settings,
@@ -262,7 +265,7 @@ def test_columns_price_as_one_by_one_does(
                 *columns.numbers.copy(),
                 active.shared(columns, chain),
                 tiers[0],
-                tiers[1:] if tiers[1].any() or tiers[2].any() else [],
+                tiers[1:] if any(tier.any() for tier in tiers[1:]) else [],
                 np.array([SOURCES.index(one.source) for one in held_by_target]),
                 np.array([one["speed"] for one in found]).T,
                 np.array([one["distance"] for one in found]),
@@ -283,11 +286,12 @@ def test_columns_price_as_one_by_one_does(
 
 HELD = st.fixed_dictionaries({name: st.tuples(*[st.integers(0, 5)] * 3) for name in NAMES})
 DEPTHS = st.fixed_dictionaries({name: st.integers(0, 8) for name in NAMES})
+PRICED = st.dictionaries(st.sampled_from(NAMES), COSTS_REPORTED)
 OFTEN = st.sampled_from([True, True, True, False])
 
 
 @hypothesis_settings(max_examples=deep(300), deadline=None)
-@given(HELD, st.none() | DEPTHS, st.none() | DEPTHS, st.sets(st.sampled_from(NAMES)), OFTEN, OFTEN)
+@given(HELD, st.none() | DEPTHS, st.none() | DEPTHS, st.sets(st.sampled_from(NAMES)), OFTEN, OFTEN, PRICED)
 def test_columns_say_what_the_overlap_by_name_says(
     held: dict[str, tuple[int, int, int]],
     guessed: dict[str, int] | None,
@@ -295,6 +299,7 @@ def test_columns_say_what_the_overlap_by_name_says(
     known: set[str],
     hashed: bool,
     hears: bool,
+    priced: dict[str, LoadCosts],
 ) -> None:
     place = {target(name): at for at, name in enumerate(reversed(NAMES))}
     pool = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
@@ -313,10 +318,51 @@ def test_columns_say_what_the_overlap_by_name_says(
         if index is not None and depths is not None:
             index.overlap.return_value = {target(name): depth for name, depth in depths.items() if depth}
             index.column.return_value = column_of(index.overlap.return_value, place)
+    pool.block_size = 8
     prompt = Prompt(64, [1, 2, 3], estimated=not hashed)
+    for name, costs in priced.items():
+        pool.tier_costs.report(WorkerId(name), costs)
 
     device, lower, source = pool.overlap_columns(prompt, place, 0)
 
-    rows = zip(device, *(lower or [[0] * len(place)] * 2), source, strict=True)
-    made = {to: HeldBlocks(*map(int, tiers), SOURCES[by]) for to, (*tiers, by) in zip(place, rows)}
+    nothing = np.zeros(len(place), dtype=int)
+    host, disk, costly = [*lower, nothing, nothing, nothing][:3]
+    made = {
+        to: HeldBlocks(int(device[at]), int(host[at]), int(disk[at]), SOURCES[source[at]], int(costly[at]))
+        for to, at in place.items()
+    }
     assert {to: one for to, one in made.items() if one != NOTHING} == pool.overlaps(prompt, 0)
+
+
+def test_only_what_a_worker_would_load_counts_in_the_cost() -> None:
+    slow = LoadCosts(compute=1e-3, host_start=1e-3, host_token=1e-4, disk_start=1e-2, disk_token=2e-3)
+    pool, a, b = ModelPool("m", RouterSettings(mode="kv"), random.Random(1)), target("a"), target("b")
+    pool.block_size = 16
+    pool.exact = mock.Mock(**{"windowed.return_value": False})
+    pool.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9), b: HeldBlocks(2, 3, 9)}
+    pool.tier_costs.report(a.worker, slow)
+    prompt = Prompt(40 * 16, list(range(20)))
+    assert pool.overlaps(prompt, 0) == {a: HeldBlocks(2, 3, 0, costly=9), b: HeldBlocks(2, 3, 9)}
+    full = Prompt(14 * 16, list(range(14)))  # of its 14 blocks the last is computed anyway
+    fast = msgspec.structs.replace(
+        slow, disk_start=5.3e-3 * 16, disk_token=1e-4
+    )  # pays for nine of them, not for eight
+    pool.tier_costs.report(a.worker, fast)
+    assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a].disk == 9
+    pool.tier_costs.report(a.worker, msgspec.structs.replace(fast, disk_start=6.8e-3 * 16))
+    assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a] == HeldBlocks(2, 3, 0, costly=9)
+    restored = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
+    restored.tier_costs.restore(pool.tier_costs.snapshot())
+    assert restored.tier_costs.costs == pool.tier_costs.costs
+    pool.tier_costs.drop(a.worker)
+    assert pool.overlaps(full, 0)[a] == pool.overlaps(full, 0)[b]
+
+
+def test_a_prediction_counts_no_block_of_a_lower_tier_twice() -> None:
+    pool, a = ModelPool("m", RouterSettings(mode="kv"), random.Random(1)), target("a")
+    pool.exact = mock.Mock(**{"windowed.return_value": False})
+    pool.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9)}
+    pool.predicted = mock.Mock(spec=HistoryIndexer)
+    for depth, expected in ((4, (4, 1, 9)), (8, (8, 0, 6)), (20, (20, 0, 0))):
+        pool.predicted.overlap.return_value = {a: depth}
+        assert pool.overlaps(Prompt(640, [1, 2, 3]), 0)[a][:3] == expected

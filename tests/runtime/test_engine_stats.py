@@ -9,7 +9,8 @@ import pytest
 from penstock.adapters.engines.stats.step_stats_source import Source
 from penstock.config.settings.cluster_settings import EngineStatsSettings
 from penstock.kernel.machine import SECOND
-from penstock.kernel.values import RequestId, StepStats, Target, WorkerCard, WorkerId
+from penstock.kernel.tiers.load_worth import LoadCosts, metrics_of
+from penstock.kernel.values import TIERS_LABEL, RequestId, StepStats, Target, WorkerCard, WorkerId
 from penstock.router.workers.active_sequences import ActiveSequences
 from penstock.runtime.node import engine_stats as module
 from penstock.runtime.node.engine_stats import EngineStats, described
@@ -228,3 +229,24 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
     assert counts[3] == [], "the engine started anew"
     assert "KV of 1 request expired on a" in counts[4][0]
     assert counts[4] == counts[5] == counts[6], "what no count is changes nothing"
+
+
+async def test_costs_of_tiers_are_told_when_they_change(
+    sources: dict[WorkerId, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = (LoadCosts(compute=1e-3, host_start=1e-4, host_token=each) for each in (1e-2, 1e-5))
+    pages = iter([None, {}, metrics_of(slow), metrics_of(slow), metrics_of(fast)])
+    told: list[tuple[WorkerId, LoadCosts]] = []
+
+    async def text(self: Any, path: str) -> str | None:
+        page = next(pages)
+        return None if page is None else "\n".join(f'{name}{{engine="0"}} {value}' for name, value in page.items())
+
+    monkeypatch.setattr(module.EngineServer, "text", text)
+    stats = EngineStats(EngineStatsSettings(), lambda _: IDLE, "r", priced=lambda *each: told.append(each))
+    stats.start(msgspec.structs.replace(card(A), labels={TIERS_LABEL: "lru"}))
+    stats.start(card(B))  # without tiers: its page is not read
+    for _ in range(5):
+        await stats.ask()
+    await stats.close()
+    assert told == [(A, slow), (A, fast)]

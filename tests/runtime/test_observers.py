@@ -9,13 +9,14 @@ from penstock.adapters.engines.sim.sim_server import start
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import CanarySettings, ClusterSettings, EngineStatsSettings
 from penstock.engine.settings import SimSettings
-from penstock.kernel.values import Prompt, RequestId, WorkerCard, WorkerId
+from penstock.kernel.values import TIERS_LABEL, Prompt, RequestId, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Dispatch, OperatorNote, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.router.status_rows import WorkerStatus
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.worker_observers import WorkerObservers
+from penstock.simulate.tiers.tier_plan import TierPlan
 
 PATIENCE = 30.0
 W = WorkerId("w")
@@ -27,7 +28,7 @@ SETTINGS = ClusterSettings(
 class Stand:
     """A live router with one worker, and the observers of it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, labels: dict[str, str] | None = None) -> None:
         self.router = Router(RouterSettings(), name="me", seed=1)
         self.live = LiveDriver({"router": self.router})
         self.notes: list[str] = []
@@ -35,7 +36,7 @@ class Stand:
         for kind in (Publish, ReplayWanted, Dispatch):
             self.live.on(kind, lambda now, sender, effect: None)  # type: ignore[type-abstract]
         self.observers = WorkerObservers(SETTINGS, self.live, self.router, "me")
-        self.card = WorkerCard(id=W, epoch=1, model="sim", url=url, engine="sim", block_size=16)
+        self.card = WorkerCard(id=W, epoch=1, model="sim", url=url, engine="sim", block_size=16, labels=labels or {})
         self.live.post("router", WorkerJoined(card=self.card))
         self.observers.start(self.card)
         self.task = asyncio.create_task(self.observers.run())
@@ -56,6 +57,20 @@ class Stand:
         await asyncio.gather(self.task, return_exceptions=True)
         await self.observers.close()
         self.live.close()
+
+
+async def test_the_router_learns_what_loading_from_tiers_costs() -> None:
+    settings = SimSettings(block_size=16, kv_blocks=64, max_model_len=512)
+    server = await start(settings, cache=TierPlan(host=1 << 30, disk=1 << 32))
+    stand = Stand(server.url, {TIERS_LABEL: "lru"})
+    try:
+        await stand.until(lambda row: stand.router.pools["sim"].tier_costs.costs)
+        costs, tiers = stand.router.pools["sim"].tier_costs.costs[W], server.live.engine.tiers
+        assert tiers is not None and costs == tiers.costs(server.live.now())
+        assert 0 < costs.host_token < costs.disk_token and costs.compute > 0 and not costs.own_host
+    finally:
+        await stand.close()
+        await server.stop()
 
 
 async def test_an_idle_engine_is_asked_for_tokens_and_what_it_did_is_shown() -> None:

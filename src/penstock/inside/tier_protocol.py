@@ -16,6 +16,8 @@ import hashlib
 
 import msgspec
 
+from penstock.kernel.tiers.load_worth import LoadCosts
+
 READ_BACK = hashlib.sha256(b"penstock read-back").digest()
 """Hash of the block by which a start proves the way to the tiers and back: of no prompt, and never announced."""
 VERSION = 1
@@ -87,11 +89,12 @@ class AskBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="ask", tag_field=
 
 
 class AnswerBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="t"):
-    """So many leading blocks."""
+    """So many leading blocks. ``costs``: what loads cost now, and computing, which the engine reports to routers."""
 
     id: int
     blocks: int
     reason: str = ""
+    costs: LoadCosts | None = None
 
 
 class StoreBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="store", tag_field="t"):

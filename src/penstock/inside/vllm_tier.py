@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import vllm
 from vllm import envs
 from vllm.platforms import current_platform
@@ -40,6 +41,7 @@ from penstock.inside.tier_seam import TierSeam, row_layout
 from penstock.inside.weights.vllm_adapters import adapter_of, watch_adapters
 from penstock.inside.weights.weights_identity import weights_identity
 from penstock.kernel.pass_report import STATS_ENV
+from penstock.kernel.tiers.load_worth import LOAD_METRICS, LoadCosts, metrics_of
 
 log = logging.getLogger("vllm.penstock")
 
@@ -126,6 +128,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         self._announces = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
         self._counts = {STORED: 0, SERVED: 0}
         self._failures = {"store": 0, "load": 0}
+        self._costs: LoadCosts | None = None
         self._usable = self._read_back()
 
     # --- what vLLM asks -----------------------------------------------------------------------------------------------
@@ -180,6 +183,7 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                     self._end(move)
             elif isinstance(message, AnswerBlocks):
                 self._lookups.answered(message.id, message.blocks)
+                self._costs = message.costs or self._costs
             elif isinstance(message, StoredBlocks | RemovedBlocks):
                 self._announce(message)
             elif isinstance(message, TiersLost):
@@ -253,6 +257,10 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
                 labelnames=("direction",),
             ),
             CONNECTED: offload_base.OffloadingGaugeMetadata(documentation="1 while a tier process is connected."),
+            **{
+                name: offload_base.OffloadingGaugeMetadata(documentation="Costs of loads, for routers.")
+                for name in LOAD_METRICS.values()
+            },
         }
 
     def get_stats(self) -> Any:
@@ -269,6 +277,10 @@ class PenstockTier(SecondaryTierManager):  # type: ignore[misc]
         self._counts = dict.fromkeys(self._counts, 0)
         self._failures = dict.fromkeys(self._failures, 0)
         stats.set_gauge(CONNECTED, int(self._client.connected))
+        if self._costs is not None:
+            # vLLM loads from its own host memory without asking us.
+            for name, value in metrics_of(msgspec.structs.replace(self._costs, own_host=True)).items():
+                stats.set_gauge(name, value)
         return stats
 
     # --- helpers ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.kernel.machine import Effect, Event, Nanos
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import (
     HandoffProtocol,
     JsonObject,
@@ -213,6 +214,13 @@ class WorkerMeasured(Event, frozen=True, kw_only=True):
     decode_slope: float
 
 
+class TiersMeasured(Event, frozen=True, kw_only=True):
+    """A worker reported what it costs to load blocks from the tiers below it, and to compute them."""
+
+    worker: WorkerId
+    costs: LoadCosts
+
+
 # --- LoRA adapters --------------------------------------------------------------------------------------------------
 
 
@@ -378,10 +386,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     overlap_blocks: int
     """Leading device blocks that it holds."""
     overlap_tokens: int
-    """Prompt tokens expected to come from its cache, all tiers."""
+    """Prompt tokens expected to come from its cache, of lower tiers those that it would load."""
     active_requests: int
     active_prefill_tokens: int
     active_blocks: int
+    costly_blocks: int = 0
+    """Blocks of its lower tiers that do not count: it would compute them, since loading them takes longer."""
     adapter: float = 0.0
     """What waiting for its LoRA adapter would cost."""
     discount: float = 1.0

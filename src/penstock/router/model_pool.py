@@ -16,6 +16,7 @@ from penstock.router.adapters.adapter_residency import AdapterResidency
 from penstock.router.events import Cost, Preferences
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
+from penstock.router.kv_index.tier_costs import TierCosts
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests.embedding_table import EmbeddingTable
 from penstock.router.requests.fair_queue import FairQueue
@@ -104,6 +105,8 @@ class ModelPool:
         self.affinity = SessionAffinity(settings.affinity)
         self.adapters = AdapterResidency(self._runs)
         self.habits = ProgramHabits()
+        self.tier_costs = TierCosts()
+        """What loading blocks from lower tiers costs the workers that report it."""
         self.placements: Counter[Role] = Counter()
         """Requests placed so far, by what they were placed for."""
         self.streams: dict[Target, KvEventStream] = {}
@@ -253,6 +256,7 @@ class ModelPool:
                     index.remove(target)
         self.links = {ends: fault for ends, fault in self.links.items() if worker.card.id not in ends}
         self.affinity.drop_worker(worker.card.id)
+        self.tier_costs.drop(worker.card.id)
         self.adapters.leave(worker.card.id)
 
     def _runs(self, router: str, request: RequestId) -> bool:
@@ -263,7 +267,10 @@ class ModelPool:
     # --- overlap and cost -------------------------------------------------------------------------------------------
 
     def overlaps(self, prompt: Prompt, now: Nanos) -> dict[Target, HeldBlocks]:
-        """Return how many leading blocks each target holds, by the best source that is known for it."""
+        """Return how many leading blocks each target holds, by the best source that is known for it.
+
+        Those in lower tiers count where the target would load them.
+        """
         blocks, text = prompt.blocks, prompt.estimated
         if not self.indexed or not blocks:
             return {}
@@ -285,19 +292,30 @@ class ModelPool:
                 known = found.get(target, NOTHING)
                 if depth > known.device and not self.exact.windowed(target):  # of its windows, not all will stay
                     beyond = max(0, known.device + known.host - depth)
-                    found[target] = HeldBlocks(depth, beyond, min(known.disk, beyond + known.disk), "predicted")
+                    disk = min(known.disk, max(0, known.total - depth))
+                    found[target] = HeldBlocks(depth, beyond, disk, "predicted")
+        if self.tier_costs.costs:
+            most, size, counted = self._cacheable(prompt), self.block_size, self.tier_costs.counted
+            found.update([(to, counted(to, held, most, size)) for to, held in found.items() if held.lower])
         return found
+
+    def _cacheable(self, prompt: Prompt) -> int:
+        """Return how many blocks of a prompt an engine looks for: it computes the last token anyway."""
+        return max(0, prompt.isl - 1) // self.block_size
 
     def _reachable(self, prompt: Prompt) -> Sequence[int]:
         """Return a prompt's blocks for the exact index. The last token is computed: a window has to end before it."""
         if self.exact is None or not self.exact.windowed():
             return prompt.blocks
-        return prompt.blocks[: max(0, prompt.isl - 1) // self.block_size]
+        return prompt.blocks[: self._cacheable(prompt)]
 
     def overlap_columns(
         self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
     ) -> tuple[Column, Sequence[Column], Column]:
-        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so."""
+        """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so.
+
+        The tiers are host, disk and, where a worker reports its costs, costly blocks.
+        """
         blocks, text = prompt.blocks, prompt.estimated
         device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
         source = device
@@ -321,9 +339,14 @@ class ModelPool:
                 more &= np.array([not self.exact.windowed(target) for target in place], dtype=bool)
             if np.count_nonzero(more):
                 if lower:
+                    left = np.maximum(0, device + lower[0] + lower[1] - depth)
                     lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
+                    lower[1] = np.where(more, np.minimum(lower[1], left), lower[1])
                 device = np.where(more, depth, device)
                 source = np.where(more, SOURCES.index("predicted"), source)
+        if lower and self.tier_costs.costs:
+            most, size = self._cacheable(prompt), self.block_size
+            lower = list(self.tier_costs.counted_columns(place, device, lower, most, size))
         return device, lower, source
 
     def kv_state(self, target: Target) -> str:
@@ -503,6 +526,7 @@ class ModelPool:
             "affinity": self.affinity.snapshot(),
             "adapters": self.adapters.snapshot(),
             "habits": self.habits.snapshot(),
+            "tier_costs": self.tier_costs.snapshot(),
             "placements": dict(self.placements),
             "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
             "exact": None if self.exact is None else self.exact.snapshot(),
@@ -540,6 +564,7 @@ class ModelPool:
         self.adapters.restore(state["adapters"])
         if "habits" in state:  # snapshots of before have none
             self.habits.restore(state["habits"])
+        self.tier_costs.restore(state.get("tier_costs", {}))
         self.placements = Counter(state["placements"])
         for index, saved in (
             (self.exact, state["exact"]),

@@ -58,6 +58,7 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.WorkerDraining: worker_events.draining,
     events.WorkerCordoned: worker_events.cordoned,
     events.WorkerMeasured: worker_events.measured,
+    events.TiersMeasured: worker_events.tiers_measured,
     events.KvObserved: kv_event_handlers.observed,
     events.ReplayEnded: kv_event_handlers.replay_ended,
     events.KvSourceLost: kv_event_handlers.source_lost,

@@ -33,6 +33,9 @@ from penstock.traffic.traffic_request import TrafficMedia, TrafficRequest
 
 ROUTER = "router"
 FLEET = "fleet"
+TIER_REPORT: Nanos = SECOND // 10
+"""Between two reports of the tiers' costs, where requests arrive: what a router knows is no older than that. Live it is
+`engine_stats.interval`; here a report costs no message, only the time of the simulation."""
 _PLAIN = routing.Preferences()
 
 
@@ -100,6 +103,8 @@ class EffectHandlers:
         """Media in the store that encode workers write. It is not bounded: the router's own table is."""
         self._encoding: dict[str, list[str]] = {}
         """Leg of an encode worker -> the media that it encodes."""
+        self._tiered = any(pool.cache.host for pool in plan.pools.values())
+        self._reports_due: Nanos = 0
         self._names = PrefixTree(plan.block_size)
         self._made = 0
         """Output tokens that engines made and did not take back..."""
@@ -150,6 +155,17 @@ class EffectHandlers:
             tenant=request.tenant,
             adapter=request.adapter,
         )
+
+    def tier_reports(self, at: Nanos) -> Sequence[Event]:
+        """Return what the router has to hear of the tiers before a request that arrives at a moment."""
+        if not self._tiered or at < self._reports_due:
+            return ()
+        self._reports_due = at + TIER_REPORT
+        return [
+            routing.TiersMeasured(worker=worker.id, costs=worker.engine.tiers.costs(at))
+            for worker in self._fleet.workers.values()
+            if worker.engine.tiers is not None
+        ]
 
     def broken(self, worker: SimulatedWorker, now: Nanos, why: str) -> list[Event]:
         """Everything that a worker runs breaks off: return the events for the router."""
@@ -387,7 +403,8 @@ class EffectHandlers:
             if not self.open:
                 self._idle()
             return ()
-        return ((nanos(following.at), ROUTER, self.arrived(following)),)
+        at = nanos(following.at)
+        return [(at, ROUTER, event) for event in (*self.tier_reports(at), self.arrived(following))]
 
     def check(self) -> None:
         """Compare the books of a run that is over with each other.

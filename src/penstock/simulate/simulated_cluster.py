@@ -225,7 +225,8 @@ class SimulatedCluster:
         self.simulation.call(nanos(request.at), partial(self._arrive, request))
 
     def _arrive(self, request: TrafficRequest) -> None:
-        self._post(ROUTER, self.world.arrived(request))
+        for event in (*self.world.tier_reports(self.simulation.now), self.world.arrived(request)):
+            self._post(ROUTER, event)
         self._next_arrival()
 
     def _befall(self, fault: Fault) -> None:

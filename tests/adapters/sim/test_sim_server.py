@@ -13,11 +13,13 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.describe import describe, measured_speed
+from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
+from penstock.kernel.tiers.load_worth import costs_in
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 from penstock.simulate.tiers.tier_plan import TierPlan
 
@@ -468,6 +470,9 @@ async def test_tiers_below_a_live_engine_give_back_what_it_evicted_and_announce_
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 304  # 19 of 20 blocks: the last is computed
         page = await (await http.get("/metrics")).text()
         assert 'penstock_sim_tier_tokens_loaded_total{engine="0",model_name="sim",tier="host"} 304.0' in page
+        costs = costs_in(samples(page))
+        assert costs is not None and costs.compute == pytest.approx(1e-3)
+        assert costs.worth(304, 0) == 304
         assert 'vllm:external_prefix_cache_hits_total{engine="0",model_name="sim"} 304.0' in page
         subscriber = KvSubscriber(source["endpoint"], source["replay_endpoint"], source["topic"], 0)
         batches = await subscriber.replay(0, 5.0)

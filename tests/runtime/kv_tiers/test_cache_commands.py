@@ -118,7 +118,9 @@ def test_loads_are_judged_by_the_speed_that_the_engine_s_passes_show(start: Star
         hashes = block_hashes(16)
         with PlainEngine(tiers.socket, stats=publisher.endpoint) as engine:
             engine.store(hashes)
-            assert engine.ask(hashes).blocks == 16
+            answer = engine.ask(hashes)
+            assert answer.blocks == 16
+            assert answer.costs is not None and answer.costs.compute == 0 < answer.costs.host_token
             assert "speed unknown, so all that is there is loaded" in cache("stat", *at).output
 
             def heard() -> bool:
@@ -126,7 +128,9 @@ def test_loads_are_judged_by_the_speed_that_the_engine_s_passes_show(start: Star
                 return "1,000,000,000 tokens/s" in cache("stat", *at).output
 
             until(heard, 20.0)
-            assert engine.ask(hashes).blocks == 0, "an engine that computes a block in 16 ns need not load it"
+            answer = engine.ask(hashes)
+            assert answer.blocks == 0, "an engine that computes a block in 16 ns need not load it"
+            assert answer.costs is not None and answer.costs.worth(256, 0) == 0, "and so the router is told"
             missed = json.loads(cache("stat", "--json", *at).output)["misses"]
             assert missed == {"recompute is cheaper": 16}
     finally:

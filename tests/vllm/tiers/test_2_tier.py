@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.tiers.load_worth import LOAD_METRICS, costs_in
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from tests.live.cluster import until
@@ -63,6 +64,12 @@ async def connected(server: Tiered) -> None:
     raise AssertionError("the server is not connected to its tier process")
 
 
+def told_to_routers(server: Tiered) -> bool:
+    """Return whether the server's metrics say what loads cost, as its tier process answered."""
+    costs = costs_in({name: server.counter(name) for name in LOAD_METRICS.values()})
+    return costs is not None and costs.own_host and costs.host_token > 0 and costs.disk_token > 0
+
+
 def cached(answers: list[Answer]) -> int:
     return sum(answer.cached for answer in answers)
 
@@ -89,6 +96,7 @@ async def test_blocks_come_back_from_disk_and_after_a_kill(
     assert texts(computed) == texts(first)
     until(lambda: stored(server) >= before + 0.8 * BLOCKS, 20.0)
     assert cached(await ask_again(server)) >= 0.8 * PROMPTS * CACHED
+    until(lambda: told_to_routers(server), 20.0)
     process.kill()
     process.start(host=SMALL_HOST, disk=DISK)
     await connected(server)

@@ -1,57 +1,65 @@
 """`LoadGate`: how many leading blocks of a prompt are worth loading, by measured cost."""
 
 from collections.abc import Sequence
-from math import ceil
 
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.fetches import Fetches
 from penstock.blocks.tiers.tier_events import BlockHints
 from penstock.blocks.tiers.tier_moves import TierMoves
+from penstock.blocks.tiers.tier_state import LOWER_TIERS
 from penstock.kernel.machine import Nanos
+from penstock.kernel.tiers.load_worth import BlockRun, LoadCosts, Way, worth_loading
 
 
 class LoadGate:
-    """Compares loading with computing.
+    """Compares loading with computing (`penstock.kernel.tiers.load_worth`), by what edges and the engine measured.
 
-    Loading ``k`` blocks takes the sum over all edges on their ways: of latency, and of bytes (those under way before
-    them, too) by rate. Copies into the engine overlap with fetches, so this is an upper bound. Computing them takes
-    tokens times the engine's seconds per token, the same for each: attention makes late tokens dearer, so this is a
-    lower bound. Until the engine's speed is measured, all that is there is worth loading.
+    Bytes that are under way on an edge go before a block's own. Copies into the engine overlap with fetches, so a load
+    takes this long at most.
     """
 
     def __init__(self, moves: TierMoves, fetches: Fetches) -> None:
         self._moves = moves
         self._fetches = fetches
         self._copy = moves.edge("host", "engine")[1]
+        self._below = next((moves.edge(tier, "host")[1] for tier in LOWER_TIERS if tier in moves.tiers), None)
 
     def worth(self, now: Nanos, keys: Sequence[BlockKey], hints: BlockHints) -> tuple[int, str]:
         """Return how many leading blocks to load, and why not more."""
         there, reason, runs = self.there(now, keys)
-        settings, per_token = self._moves.settings, self._moves.state.seconds_per_token
-        if not there or (not per_token and hints.deadline is None):
+        if not there or (not self._compute and hints.deadline is None):
             return there, reason
-        best, best_gain, depth = 0, 0.0, 0
-        sizes: dict[str, int] = {}
-        size, limit = settings.block_bytes, hints.deadline
-        short = "recompute is cheaper"
-        for name, edge, count in runs:  # the gain is linear within a run: its best is at an end of one
-            start, depth = depth, depth + count
-            if edge is not None:
-                sizes[name] = sizes.get(name, 0) + count * size
-            load = self._copy.seconds(now, depth * size)
-            load += sum(self._moves.state.edges[each].seconds(now, total) for each, total in sizes.items())
-            if limit is not None and load > limit:
-                rates = [each.speed(now).rate for each in (self._copy, edge) if each is not None]
-                per_block = sum(size / rate for rate in rates)
-                dropped = ceil((load - limit) / per_block)
-                depth, load, short = max(start, depth - dropped), load - dropped * per_block, "deadline"
-            gain = depth * settings.block_tokens * per_token - load
-            if depth > start and (gain > best_gain or not per_token):
-                best, best_gain = depth, gain
-            if short == "deadline":
-                break
-        return best, reason if best == there else short
+        copy = self._way(now, "", self._copy)
+        found = [
+            BlockRun(count, (copy,) if edge is None else (copy, self._way(now, name, edge)))
+            for name, edge, count in runs
+        ]
+        blocks, short = worth_loading(found, self._compute, hints.deadline)
+        return blocks, reason if blocks == there else short
+
+    def costs(self, now: Nanos) -> LoadCosts:
+        """Return what a load costs while nothing else is under way."""
+        copy = self._way(now, "", self._copy, idle=True)
+        tokens = self._moves.settings.block_tokens
+        fetch = Way("", 0.0, 0.0) if self._below is None else self._way(now, "", self._below, idle=True)
+        return LoadCosts(
+            compute=self._moves.state.seconds_per_token,
+            host_start=copy.start,
+            host_token=copy.block / tokens,
+            disk_start=fetch.start,
+            disk_token=fetch.block / tokens,
+        )
+
+    @property
+    def _compute(self) -> float:
+        """Seconds that the engine takes for a block; 0 until that is measured."""
+        return self._moves.settings.block_tokens * self._moves.state.seconds_per_token
+
+    def _way(self, now: Nanos, name: str, edge: Edge, *, idle: bool = False) -> Way:
+        speed = edge.speed(now)
+        before = 0.0 if idle else (edge.in_flight + edge.queued) / speed.rate
+        return Way(name, speed.latency + before, self._moves.settings.block_bytes / speed.rate)
 
     def depth(self, now: Nanos, keys: Sequence[BlockKey]) -> int:
         """Return how many leading blocks are there, at whatever cost."""

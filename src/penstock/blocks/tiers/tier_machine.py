@@ -25,6 +25,7 @@ from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
 from penstock.blocks.tiers.tier_state import Fetch, LoadMove, PeerQuery, StoreMove, TierState, WriteMove
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
+from penstock.kernel.tiers.load_worth import LoadCosts
 
 VERSION = 1
 
@@ -287,6 +288,10 @@ class TierMachine:
         if timers and timers[0][0] != state.wake_at:
             state.wake_at = timers[0][0]
             self._effects.append(Wake(at=state.wake_at))
+
+    def costs(self, now: Nanos) -> LoadCosts:
+        """Return what loading blocks costs now, and computing them."""
+        return self._gate.costs(now)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

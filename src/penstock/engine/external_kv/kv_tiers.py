@@ -15,6 +15,7 @@ from penstock.engine.events import EngineCounters, SubmitRequest
 from penstock.engine.external_kv.kv_handoff import KvHandoffs
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Nanos, Snapshot
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import KvEvent
 
 
@@ -72,6 +73,10 @@ class KvTiers(Protocol):
 
     def prefetched(self) -> dict[str, int]:
         """Return how many blocks were brought up before anybody asked for them, and how many of these were used."""
+        ...
+
+    def costs(self, now: Nanos) -> LoadCosts:
+        """Return what loading blocks costs at a moment, and computing them."""
         ...
 
     def snapshot(self) -> Snapshot: ...

@@ -85,6 +85,7 @@ export type Cost = {
   active_requests: number;
   active_prefill_tokens: number;
   active_blocks: number;
+  costly_blocks?: number;
   adapter?: number;
   discount?: number;
   index?: "approximate" | "exact" | "none" | "predicted";

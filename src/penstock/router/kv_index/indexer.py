@@ -68,6 +68,12 @@ class HeldBlocks(NamedTuple):
     disk: int = 0
     source: IndexName = "exact"
     """Which index says so; none where none does."""
+    costly: int = 0
+    """Blocks of lower tiers, not among those above, that the target would rather compute than load."""
+
+    @property
+    def lower(self) -> int:
+        return self.host + self.disk
 
     @property
     def total(self) -> int:

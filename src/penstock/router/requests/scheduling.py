@@ -237,7 +237,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
     held = pool.overlaps(request.prompt, now).values()
-    best = max((overlap.device + overlap.host + overlap.disk for overlap in held), default=0)
+    best = max((overlap.total for overlap in held), default=0)
     request.step("queue")
     request.queued_since = now
     if pool.fair is not None and (idle_only := pool.fair.idle_only(tenant, now)) is not None:
@@ -501,6 +501,8 @@ def _send(
     other = pool.habits.placed(session, target.worker) if final and session is not None else None
     if other is not None:
         reason += f"; the tiers of {other} were told in vain to bring its session's blocks up"
+    if (costly := choice.cost.costly_blocks) and handoff is None:
+        reason += f"; {counted(costly, 'block')} of its lower tiers left out, slower to load than to compute"
     if request.waited_for and request.queued:
         reason += f"; it waited {seconds(request.queued):.2f} s: {request.waited_for}"
     decision = Decision(

@@ -11,6 +11,9 @@
 ``transfer`` is there where another worker holds the prompt's KV, and none of it is computed here: transfer_scale *
 distance for each of its blocks that this worker does not hold.
 
+Blocks on a worker's host memory and disk count where the worker's own tiers would load them, by the costs that it
+reports (`penstock.router.kv_index.tier_costs`); without a report all count.
+
 ``adapter`` is there where a LoRA adapter would have to be loaded first: the prefill that could be done in that time.
 
 ``latency`` predicts milliseconds: this request's own prefill, the prefill queued before it, bringing blocks from
@@ -75,6 +78,7 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
         transfer=transfer,
         overlap_blocks=candidate.overlap.device,
         overlap_tokens=cached_tokens(demand, candidate.overlap),
+        costly_blocks=candidate.overlap.costly,
         active_requests=load.requests,
         active_prefill_tokens=queued,
         active_blocks=load.blocks,
@@ -90,7 +94,7 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
     new = 0 if demand.handed else demand.prompt.isl - cached
     prefill = 1e3 * (speed.prefill_intercept + speed.prefill_slope * new)
     queue = 1e3 * speed.prefill_slope * load.prefill_tokens
-    transfer = TRANSFER_MS_PER_BLOCK * (overlap.host + overlap.disk)
+    transfer = TRANSFER_MS_PER_BLOCK * overlap.lower
     if demand.handed:
         transfer = demand.ms_per_block * candidate.distance * _missing(demand, overlap)
     used = load.blocks_with(demand.prompt.blocks, demand.unhashed_blocks)
@@ -106,6 +110,7 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
         transfer=transfer,
         overlap_blocks=overlap.device,
         overlap_tokens=cached,
+        costly_blocks=overlap.costly,
         active_requests=load.requests,
         active_prefill_tokens=load.prefill_tokens,
         active_blocks=load.blocks,
@@ -124,7 +129,7 @@ def _missing(demand: RequestDemand, overlap: HeldBlocks) -> int:
 
 def cached_tokens(demand: RequestDemand, overlap: HeldBlocks) -> int:
     """Return the prompt tokens that are expected to come from a target's cache, all tiers."""
-    blocks = overlap.device + overlap.host + overlap.disk
+    blocks = overlap.total
     if not blocks:
         return 0
     # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.

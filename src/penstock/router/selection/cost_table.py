@@ -30,7 +30,8 @@ class Candidates(NamedTuple):
     """Leading blocks of the prompt among those in use."""
     device: Column
     lower: Sequence[Column]
-    """Blocks in host memory and on disk; empty where no candidate has any."""
+    """Blocks in host memory, on disk, and costly ones, as `HeldBlocks` has them; the ends are left out where no
+    candidate has any."""
     source: Column
     """Index that says so, by its number in `SOURCES`."""
     speed: Sequence[Column | float]
@@ -60,7 +61,8 @@ class CostTable(Sequence[Cost]):
         """What is compared; lower wins."""
         self.active_requests: Column = candidates.requests
         """Requests running on each candidate."""
-        held = (candidates.device, *(candidates.lower or (0, 0)), candidates.source)
+        lower = (*candidates.lower, 0, 0, 0)[:3]
+        held = (candidates.device, *lower, candidates.source)
         self._columns = [total, *terms, candidates.queued, candidates.requests, candidates.blocks, *held]
         self._demand, self._in_blocks, self._targets = demand, settings.kind == "blocks", targets
         self._discounts: dict[int, float] = {}
@@ -102,8 +104,9 @@ class CostTable(Sequence[Cost]):
         return self._targets[second][0], total.item(second)
 
     def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
-        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, device, host, disk, source = numbers
-        overlap = HeldBlocks(device, host, disk, SOURCES[source])
+        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, *holding = numbers
+        device, host, disk, costly, source = holding
+        overlap = HeldBlocks(device, host, disk, SOURCES[source], costly)
         return Cost(
             target=self._targets[place][0],
             unit="blocks" if self._in_blocks else "ms",
@@ -114,6 +117,7 @@ class CostTable(Sequence[Cost]):
             transfer=transfer,
             overlap_blocks=overlap.device,
             overlap_tokens=cached_tokens(self._demand, overlap),
+            costly_blocks=overlap.costly,
             active_requests=requests,
             active_prefill_tokens=queued,
             active_blocks=blocks,

@@ -2,7 +2,15 @@
 
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import Nanos
-from penstock.router.events import WorkerCordoned, WorkerDraining, WorkerJoined, WorkerLeft, WorkerMeasured, WorkerReady
+from penstock.router.events import (
+    TiersMeasured,
+    WorkerCordoned,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerMeasured,
+    WorkerReady,
+)
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.prefill_release import settle
@@ -107,6 +115,14 @@ def measured(core: RouterState, now: Nanos, event: WorkerMeasured) -> None:
         core.dropped += 1
         return
     worker.speed = (event.prefill_intercept, event.prefill_slope, event.decode_base, event.decode_slope)
+
+
+def tiers_measured(core: RouterState, now: Nanos, event: TiersMeasured) -> None:
+    worker = core.roster.get(event.worker)
+    if worker is None:
+        core.dropped += 1
+        return
+    core.pools[worker.card.model].tier_costs.report(event.worker, event.costs)
 
 
 def _remove(core: RouterState, worker: RosterWorker, reason: str) -> None:

@@ -378,7 +378,9 @@ class TierNode:
             self.metrics.hits.add(tier, by=blocks)
         if len(keys) > effect.blocks:
             self.metrics.misses.add(effect.reason, by=len(keys) - effect.blocks)
-        link.send(AnswerBlocks(id=id, blocks=effect.blocks, reason=effect.reason))
+        assert self.tiers is not None
+        costs = self.tiers.machine.costs(self.now)
+        link.send(AnswerBlocks(id=id, blocks=effect.blocks, reason=effect.reason, costs=costs))
 
     def _end_job(self, effect: JobEnded) -> None:
         job = self.jobs.pop(effect.job)

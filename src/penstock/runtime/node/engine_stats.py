@@ -18,7 +18,8 @@ from penstock.adapters.engines.stats.step_stats_source import Source, StepSource
 from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import EngineStatsSettings
 from penstock.kernel.plurals import counted
-from penstock.kernel.values import StepStats, WorkerCard, WorkerId
+from penstock.kernel.tiers.load_worth import LoadCosts, costs_in
+from penstock.kernel.values import TIERS_LABEL, StepStats, WorkerCard, WorkerId
 from penstock.router.status_rows import StatusFinding, StepsStatus
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed
 
@@ -51,6 +52,7 @@ class _WatchedEngine:
     last: StatsWindow | None = None
     expired: list[float] = field(default_factory=list)
     """The engine's count of requests whose KV expired: at first, and now."""
+    costs: LoadCosts | None = None
     unread: dict[str, StepStats] = field(default_factory=dict)
     """Reader -> the sum that it has not taken yet."""
 
@@ -61,16 +63,23 @@ class EngineStats:
     Args:
         look: returns a sample of the requests that the router has placed on a worker.
         reader: this frontend's name towards simulated engines.
+        priced: takes what loading from its tiers costs an engine, whenever that has changed.
     """
 
     def __init__(
-        self, settings: EngineStatsSettings, look: Looker, reader: str, http: HttpSession | None = None
+        self,
+        settings: EngineStatsSettings,
+        look: Looker,
+        reader: str,
+        http: HttpSession | None = None,
+        priced: Callable[[WorkerId, LoadCosts], object] = lambda worker, costs: None,
     ) -> None:
         self.failures = 0
         """Windows in which an engine could not be read."""
         self._settings = settings
         self._look = look
         self._reader = reader
+        self._priced = priced
         self._watched: dict[WorkerId, _WatchedEngine] = {}
         self._readers: dict[str, None] = {}
         self._http = http or HttpSession()
@@ -153,21 +162,27 @@ class EngineStats:
         self._watched.clear()
         await self._http.close()
 
-    async def _count_expired(self, watched: _WatchedEngine) -> None:
-        """Read the count of an engine that holds KV for others."""
+    async def _read_metrics(self, watched: _WatchedEngine) -> None:
+        """Read what an engine's page alone says: KV that it held for others in vain, and the costs of its tiers."""
         card, name = watched.card, dialect_of(watched.card.engine).counters.kv_expired
-        if name is None or card.role != "prefill":
+        name = name if card.role == "prefill" else None
+        if name is None and TIERS_LABEL not in card.labels:
             return
         page = await EngineServer(self._http.session, card.url).text("/metrics")
-        now = None if page is None else samples(page).get(name)
+        found = {} if page is None else samples(page)
+        now = None if name is None else found.get(name)
         if now is not None and math.isfinite(now):
             watched.expired = [*watched.expired[:1], now] if now >= sum(watched.expired[:1]) else [now]
+        costs = costs_in(found)
+        if costs is not None and costs != watched.costs:
+            watched.costs = costs
+            self._priced(card.id, costs)
 
     async def _ask(self, watched: _WatchedEngine) -> None:
         looks, watched.samples = watched.samples, []
         busy = any(look.decoding or look.silent for look in looks)
         try:
-            await self._count_expired(watched)
+            await self._read_metrics(watched)
             steps = await watched.source.take(busy=busy)
         except Exception:  # supervision boundary: one engine's bad answer must not end the statistics of all
             log.exception("the passes of %s could not be read", watched.card.id)

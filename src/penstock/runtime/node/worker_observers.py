@@ -7,8 +7,9 @@ from typing import Any
 
 from penstock.adapters.http_session import HttpSession
 from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Target, WorkerCard, WorkerId
-from penstock.router.events import WorkerCordoned
+from penstock.router.events import TiersMeasured, WorkerCordoned
 from penstock.router.router import Router
 from penstock.router.status_rows import RouterStatus
 from penstock.runtime.live_driver import LiveDriver
@@ -36,7 +37,7 @@ class WorkerObservers:
         """Observers that ended by our own bug."""
         self._live = live
         self._router = router
-        self.stats = EngineStats(settings.engine_stats, self._look, name, http())
+        self.stats = EngineStats(settings.engine_stats, self._look, name, http(), self._priced)
         self.canary = Canary(settings.canary, self._busy, self._cordon, http())
 
     def start(self, card: WorkerCard) -> None:
@@ -88,6 +89,9 @@ class WorkerObservers:
         active = self._router.pools[known.card.model].active
         running = sum(active.load(Target(worker, rank)).requests for rank in range(known.card.ranks))
         return running, known.requests
+
+    def _priced(self, worker: WorkerId, costs: LoadCosts) -> None:
+        self._live.post("router", TiersMeasured(worker=worker, costs=costs))
 
     def _cordon(self, worker: WorkerId, on: bool, reason: str) -> None:
         self._live.post("router", WorkerCordoned(worker=worker, on=on, reason=reason))

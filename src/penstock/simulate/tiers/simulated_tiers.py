@@ -39,6 +39,7 @@ from penstock.engine.external_kv.kv_tiers import LoadedBlocks
 from penstock.engine.settings import TierLinks
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, seconds
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Tier
 from penstock.simulate.tiers.tier_carriers import TierCarriers
 
@@ -197,6 +198,10 @@ class SimulatedTiers:
         """Return how many blocks were brought up before anybody asked for them, and how many of these were used."""
         counts = self.machine.state.counts
         return {"brought": counts.prefetched, "used": counts.prefetch_hits, "wasted": counts.prefetch_wasted}
+
+    def costs(self, now: Nanos) -> LoadCosts:
+        """Return what loading blocks costs at a moment, and computing them."""
+        return self.machine.costs(now)
 
     # --- the machine -------------------------------------------------------------------------------------------------
 

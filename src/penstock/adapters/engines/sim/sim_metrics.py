@@ -7,6 +7,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished
 from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import SECOND, Nanos
+from penstock.kernel.tiers.load_worth import metrics_of
 
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 FIRST_TOKEN = (*FIRST, 160.0, 640.0, 2560.0)
@@ -189,6 +190,8 @@ def render(metrics: SimMetrics, engine: Engine, settings: SimSettings, model: st
         ):
             lines.append(f"# HELP penstock_sim_tier_{name} {help}\n# TYPE penstock_sim_tier_{name} {kind}")
             lines += [f'penstock_sim_tier_{name}{{{labels},tier="{tier}"}} {float(n)}' for tier, n in values.items()]
+        for metric, value in metrics_of(engine.tiers.costs(now)).items():
+            lines.append(f"# TYPE {metric} gauge\n{metric}{{{labels}}} {value}")
     encoded, reused, fetched = engine.media_counts
     lines.append(
         "# HELP penstock_sim_media_total Images and the like that were encoded, reused, or fetched from the store.\n"

@@ -1,0 +1,1 @@
+"""Tiers below an engine, as all rooms see them: what blocks there are worth."""
