@@ -77,7 +77,7 @@ def test_a_layout_that_is_overloaded_is_not_run_under_more_load(bench: dict[str,
     plan, sweep = bench["plan"], bench["sweep"]
     work = plan.WORKS[0]
     layouts = (plan.SPLITS[0], plan.AGGREGATED[0])
-    climbs = [sweep.Climb("sweep", work, layout, 1, (12.0, 48.0, 96.0), None, 80) for layout in layouts]
+    climbs = [sweep.Climb("sweep", work, layout, 1, (12.0, 48.0, 96.0), None, 300) for layout in layouts]
     rows = [row for found in sweep.run(climbs, processes=1) for row in found]
     assert {sweep.key_of(row) for row in rows} == {climb.key for climb in climbs}, "what is done is known again"
     ran = {name: [row["rate"] for row in rows if row["layout"] == name] for name in ("1P7D", "chunk 512")}

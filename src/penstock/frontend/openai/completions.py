@@ -183,13 +183,14 @@ async def carry(
     if service.tracer.enabled:
         span = service.tracer.start(job.endpoint, caller.headers.get("traceparent"), caller.headers.get("tracestate"))
     parsed = job.parsed
+    whole = parsed is None or is_whole(parsed)
     arrived = Arrived(
         id=service.free_id(caller.id),
         model=resolved.model,
         prompt=prompt,
         media=() if parsed is None or not parsed.media else media_items(parsed.media, service, resolved.model),
-        whole=parsed is None or is_whole(parsed),
-        undivided=parsed is None or is_undivided(parsed),
+        whole=whole,
+        undivided=whole and (parsed is None or is_undivided(parsed)),
         adapter=resolved.adapter,
         deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
         preferences=hints.preferences,

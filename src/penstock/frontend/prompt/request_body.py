@@ -161,14 +161,12 @@ def is_whole(parsed: Parsed) -> bool:
 
 
 def is_undivided(parsed: Parsed) -> bool:
-    """Return whether no hand-off gives its answer.
+    """Return whether no hand-off gives the answer of a request that `is_whole`.
 
-    Of those of `is_whole`, several prompts and an echo can be split where both sides get the whole request at once;
+    Several prompts and an echo can be split where both sides get the whole request at once;
     several answers to a prompt, and its log probabilities, can't.
     """
     fields = parsed.fields
-    if not is_whole(parsed):
-        return False
     logprobs = fields.get("prompt_logprobs") is not None or (fields.get("echo") and fields.get("logprobs") is not None)
     several = any((fields.get(name) or 1) != 1 for name in _SEVERAL)
     return bool(several or logprobs or any(fields.get(name) for name in _WHOLE if name != "echo"))

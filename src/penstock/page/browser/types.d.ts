@@ -595,6 +595,7 @@ export type WorkerStatus = {
   failures: number;
   breaker: "closed" | "half_open" | "open";
   kv_events: KvEventsStatus | null;
+  paired?: boolean;
   stats?: string | null;
   labels?: {[name: string]: string};
   steps?: StepsStatus | null;

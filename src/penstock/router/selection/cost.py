@@ -129,7 +129,7 @@ def _missing(demand: RequestDemand, overlap: HeldBlocks) -> int:
 
 def cached_tokens(demand: RequestDemand, overlap: HeldBlocks) -> int:
     """Return the prompt tokens that are expected to come from a target's cache, all tiers."""
-    blocks = overlap.total
+    blocks = overlap.device + overlap.host + overlap.disk  # no call on the hot path
     if not blocks:
         return 0
     # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.
