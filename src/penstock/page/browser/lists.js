@@ -105,7 +105,7 @@ export function programs(status) {
       Object.entries(program.workers).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([worker, count]) => `${worker} (${number(count)})`).join(", ")]}))});
 }
 
-const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Costly blocks", "Requests",
+const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
   "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
 
 /**
@@ -120,7 +120,7 @@ export function explained(found, zero) {
     h("div", {class: "panel"}, table({caption: "Candidates", head: candidateHead, empty: "No candidate.", rows: decision.candidates.slice().sort((a, b) => a.total - b.total).map(one => {
         const chosen = target(one.target) === target(decision.chosen);
         return {chosen, cells: [h("b", {}, target(one.target) + (chosen ? " (chosen)" : "")), `${priced(one.total)} ${one.unit}`,
-          ...["prefill", "decode", "queue", "transfer"].map(name => priced(one[name])), priced(one.discount, 2), number(one.overlap_blocks), number(one.overlap_tokens), number(one.costly_blocks ?? 0),
+          ...["prefill", "decode", "queue", "transfer"].map(name => priced(one[name])), priced(one.discount, 2), number(one.overlap_blocks), number(one.overlap_tokens),
           number(one.active_requests), number(one.active_prefill_tokens), number(one.active_blocks), one.index]};
       })})),
     decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(one => `${target(one.target)} ${one.reason}`).join("; ")}`) : null,

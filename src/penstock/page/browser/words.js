@@ -22,6 +22,7 @@ const WORKER = {
   id: ["Name"], model: ["Model"], role: ["Role"], pool: ["Pool"], url: ["URL"], engine: ["Engine"], state: ["State"],
   why_not: ["Takes no requests because"], since: ["In this state for", seconds], pid: ["Process ID"],
   epoch: ["Number of its start (epoch)"], restarts: ["Restarts", count], restart_reason: ["Last restarted because"],
+  paired: ["Takes only requests in which a worker of another role has a part", yes => yes ? "yes" : "no"],
   active_requests: ["Requests now", count], active_prefill_tokens: ["Prompt tokens to compute", count], requests: ["Requests so far", count],
   failures: ["Failed requests", count], breaker: ["Circuit breaker"],
   active_blocks: ["KV blocks in use", count], kv_blocks: ["KV blocks in all", count], block_size: ["Tokens per KV block", count],
