@@ -170,14 +170,13 @@ class Picker:
                     raise OverloadedError(EMPTY_SUBSET, retry_after=1.0)
             strict = request.priority or preferences.strict
             preferences = msgspec.structs.replace(preferences, allowed=allowed, strict=strict)
-        whole = job.parsed is None or is_whole(job.parsed)
         return Arrived(
             id=service.free_id(service.gate.request_id(request.headers)),
             model=model,
             prompt=prompt,
             media=() if job.parsed is None else media_items(job.parsed.media, self.service, model),
-            whole=whole,
-            undivided=whole and (job.parsed is None or is_undivided(job.parsed)),
+            whole=job.parsed is None or is_whole(job.parsed),
+            undivided=job.parsed is None or (is_whole(job.parsed) and is_undivided(job.parsed)),
             adapter=adapter,
             deadline=None if hints.timeout is None else service.cluster.now() + nanos(hints.timeout),
             preferences=preferences,
