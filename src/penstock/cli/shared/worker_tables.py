@@ -54,6 +54,11 @@ def _worst(status: ClusterStatus, rows: Iterable[str]) -> list[str]:
 
 
 POOL_HEADINGS = ("POOL", "READY", "ACTIVE", "PREFILL TOKENS", "KV BLOCKS", "REQUESTS", "FAILED", "RESTARTS")
+SUMMED = (
+    *("active_requests", "active_prefill_tokens", "active_blocks", "kv_blocks"),
+    *("requests", "failures", "restarts"),
+)
+"""What a pool's workers have together, for its row."""
 
 
 def pool_rows(status: ClusterStatus) -> list[list[Any]]:
@@ -68,12 +73,9 @@ def pool_rows(status: ClusterStatus) -> list[list[Any]]:
         ready, desired = sum(not worker.why_not for worker in workers), len(workers)
         if name in pools:
             ready, desired = pools[name].serving, pools[name].desired
-        active, blocks = (sum(w.active_blocks for w in workers), sum(w.kv_blocks or 0 for w in workers))
-        sums = (sum(getattr(w, field) for w in workers) for field in ("requests", "failures", "restarts"))
-        tokens = sum(worker.active_prefill_tokens for worker in workers)
-        running = sum(worker.active_requests for worker in workers)
+        running, tokens, active, blocks, *counts = (sum(getattr(w, field) or 0 for w in workers) for field in SUMMED)
         shown = f"{active:,} of {blocks:,}" if blocks else active
-        rows.append([name, f"{ready} of {desired}", running, tokens, shown, *sums])
+        rows.append([name, f"{ready} of {desired}", running, tokens, shown, *counts])
     return rows
 
 
@@ -85,8 +87,7 @@ def finding_lines(status: ClusterStatus) -> list[str]:
         line = finding_line(finding)
         of = {word for word in _NAME.findall(line) if word in known}
         name = of.pop() if len(of) == 1 else ""
-        words = ("*" if name and word == name else word for word in _NAME.findall(line))
-        same[f"{_NAME.sub('*', line)} {' '.join(words)}"][name] = finding
+        same[line.replace(name, "*") if name else line][name] = finding
     lines = []
     for alike in same.values():
         first, *others = sorted(alike, key=natural)

@@ -43,7 +43,7 @@ async def with_plan(
     Args:
         known: the plan in the status, which is kept for the same request.
     Raises:
-        ConfigError: the request can't be read, asks for files, or no deployment meets it; or it is not to be applied.
+        ConfigError: the request can't be read, asks for files, or no deployment meets it.
     """
     spec = {**(resource.get("spec") or {})}
     request = spec.pop("request", None)
