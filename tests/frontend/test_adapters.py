@@ -313,7 +313,7 @@ async def test_an_adapter_is_kept_on_as_many_workers_as_operators_want() -> None
         assert answer.status == 200 and (await answer.json())["wanted"] == 2
         await eventually(lambda: len(holding()) == 2)
         assert "e2" in holding() and len(loading.loads) == 1
-        await eventually(lambda: not loads.lacking("m", "sql"))
+        await eventually(lambda: not any(loads.pending(engine, "sql") for engine in holding()))
         (status,) = (await (await s.http.get("/admin/status")).json())["adapters"]
         assert (status["name"], status["wanted"], set(status["workers"])) == ("sql", 2, holding()) and not status["why"]
 
