@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -118,6 +119,20 @@ def test_whatever_comes_there_is_a_number_never_below_zero_and_ascending_in_rank
 def test_after_the_traffic_has_stopped_so_does_the_forecast():
     found = fed([60.0] * 60 + [0.0] * 80).quantiles(HORIZONS)
     assert (found[RANKS.index(0.5)] < 0.1).all() and (found[RANKS.index(0.9)] < 1.0).all()
+
+
+@pytest.mark.parametrize(("before", "slope"), [(10.0, 2.0), (40.0, 2.0), (10.0, 0.5), (40.0, -0.4)])
+def test_a_ramp_out_of_a_steady_hour_costs_hardly_more_than_last_value(before: float, slope: float):
+    """In its first ten bins; a steady hour has made the mixture trust in means, and these lag."""
+    ours, last = 0.0, 0.0
+    for seed in range(12):
+        counts = arrivals(lambda at: before + slope * max(0.0, at / WIDTH - 39.0), 50, seed)
+        forecast = fed(counts[:40])
+        for now, then in pairwise(counts[39:]):
+            ours += abs(float(forecast.quantiles([WIDTH], [0.5])[0, 0]) - then / WIDTH)
+            last += abs(now - then) / WIDTH
+            forecast.add(then, WIDTH)
+    assert ours < 1.2 * last
 
 
 def test_a_spike_does_not_make_it_expect_ever_more():

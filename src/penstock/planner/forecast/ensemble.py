@@ -32,6 +32,9 @@ JUST_NOW, JUST_FADE, JUST_SHARP = 1, 0.7, 4.0
 strength. A trend that overshoots at this moment must not be followed until its far forecasts come due."""
 JUMP, YOUNGEST, OFF_OVER = 5.0, 4, 60
 """Standard deviations from which a bin is a jump; bins before which there is none; bins over which these are learnt."""
+LAG_OVER, LAG_SURE = 8, 3.0
+"""Most bins whose errors together may show that the mixture lags behind a ramp, and standard deviations that chance
+explains; with 2.5 a fleet at its threshold flapped under a steady load."""
 OUTLIER = 2.0
 """Standard deviations beyond which an error adds no more to them: a jump must not hide itself."""
 PAIR = 1
@@ -79,6 +82,8 @@ class RateForecast(Remembering):
     _judged: Floats
     _next: float
     """The mixture's forecast for the next bin..."""
+    _lags: list[float]
+    """... its errors in the last bins..."""
     _off: float
     """... and the variance of its errors beside that of counting; of the square root, as everywhere here."""
     _just: Floats
@@ -101,6 +106,7 @@ class RateForecast(Remembering):
         self._loss = np.zeros((len(AHEAD), len(self.experts)))
         self._judged = np.zeros((len(AHEAD), len(self.experts)))
         self._next = 0.0
+        self._lags = []
         self._off = 0.0
         self._just = np.zeros(len(self.experts))
         self._pending = [[] for _ in AHEAD]
@@ -186,7 +192,10 @@ class RateForecast(Remembering):
         self._rate = rate
         self._recent = [*self._recent[-3:], rate]
         self._highest = max(self._highest * HIGHEST_FADE, sum(self._recent) / len(self._recent))
+        self._lags = [*self._lags[1 - LAG_OVER :], root - self._next] if self._bins > 1 else []
         jump = self._jump(root)
+        if jump:
+            self._lags = []
         cut = not jump and self._cut_jump()
         if jump or cut:
             self._jumped = self._bins
@@ -223,10 +232,13 @@ class RateForecast(Remembering):
             path if path is None or isinstance(expert, SeasonalExpert) else np.minimum(path, most)
             for expert, path in zip(self.experts, paths, strict=True)
         ]
+        lag = self._lag()
         for number, ahead in enumerate(AHEAD):
             values = [math.nan if path is None else float(path[number]) for path in paths]
-            self._pending[number].append((self._bins + ahead, values, self._mix(number, values)))
-        self._next = self._pending[0][-1][2]
+            middle = self._mix(number, values)
+            if not number:
+                self._next = middle
+            self._pending[number].append((self._bins + ahead, values, max(0.0, middle + lag)))
 
     def _jump(self, root: float) -> float:
         """Return how far a bin jumped off its forecast; 0 where it did not.
@@ -241,6 +253,16 @@ class RateForecast(Remembering):
             self._off += (usual - 0.25 / self.width - self._off) / min(self._bins, OFF_OVER)
             self._off = max(0.0, self._off)
         return off if jumped else 0.0
+
+    def _lag(self) -> float:
+        """Return how far the mixture lies behind what the last bins show together, shrunk by what chance explains."""
+        noise = 0.25 / self.width + self._off
+        best, lag = LAG_SURE * LAG_SURE, 0.0
+        for bins in range(1, len(self._lags) + 1):
+            mean = sum(self._lags[-bins:]) / bins
+            if (surprise := bins * mean * mean / noise) > best:
+                best, lag = surprise, mean * (1.0 - LAG_SURE * LAG_SURE / surprise)
+        return lag
 
     def _cut_jump(self) -> bool:
         """Return whether the last two bins jumped together: the end of a bin may cut a jump in two."""
