@@ -87,6 +87,7 @@ MAIN = (
 )
 MORE = (
     Place("waves", "aggregated", 0.0),
+    Place("a beat on a slow wave", "aggregated", 120.0),
     Place("ramps", "disaggregated", 120.0),
     Place(CONVERSATION, "aggregated", 120.0),
 )
