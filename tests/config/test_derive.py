@@ -23,10 +23,11 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 
 KNOBS = derive(ClusterSettings)
-KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54 + 13 + 3 + 5 + 2
+KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54 + 13 + 3 + 5 + 2 + 1
 """The last: 14 of Kubernetes and the pickers, 54 of adapters, names, tenants, media, starts, gRPC and agents, 13 of
 health checks, waiting for servers, late system messages, engines behind keys or TLS and CORS, 3 of what clients may not
-steer, 5 of Dynamo's planners, 2 of the roofline and of what a request takes beside its passes."""
+steer, 5 of Dynamo's planners, 2 of the roofline and of what a request takes beside its passes, 1 of which
+decisions are written down whole."""
 """Settings of a whole cluster, and of the tiers that came since: what nobody turns is a constant with its reason."""
 SCHEMA = json_schema()
 PAGE = configuration_page()

@@ -261,6 +261,7 @@ def test_columns_price_as_one_by_one_does(
             asked,
             settings,
             targets,
+            columns.place,
             Candidates(
                 *columns.numbers.copy(),
                 active.shared(columns, chain),

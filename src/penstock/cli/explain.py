@@ -62,6 +62,8 @@ CANDIDATE_COLUMNS = {
 _LOADS = ("INDEX", "KV BLOCKS", "PREFILL TOKENS", "COSTLY BLOCKS", "CACHED TOKENS", "ACTIVE")
 CANDIDATES_SPARE = (*_LOADS, *(part.upper() for part in reversed(COST_PARTS)))
 """Columns that are left out on a narrow terminal, the first one first, after those that tell no candidates apart."""
+CANDIDATES_SHOWN = 20
+"""Most candidates of a decision that are shown as text, the cheapest first."""
 REQUESTS_SPARE = ("MODEL", "SESSION", "CACHED", "PROMPT")
 
 
@@ -195,6 +197,10 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
 
 def _decision_text(decision: Decision, width: int) -> str:
     candidates = sorted(decision.candidates, key=lambda each: (each.total, str(each.target)))
+    more = len(candidates) - CANDIDATES_SHOWN
+    if more > 0:  # the last of them is the chosen one, where it is not among the cheapest
+        chosen = [each for each in candidates[CANDIDATES_SHOWN:] if each.target == decision.chosen]
+        candidates = [*candidates[: CANDIDATES_SHOWN - len(chosen)], *chosen]
     stage = "" if decision.stage == "aggregated" else f" ({decision.stage})"
     head = (
         f"Attempt {decision.attempt}{stage} went to {decision.chosen} by {decision.mode}: {decision.reason}\n"
@@ -210,7 +216,14 @@ def _decision_text(decision: Decision, width: int) -> str:
     same = [heading for heading, values in columns.items() if heading != "COST" and len(set(values)) == 1]
     spare = (*same, *(heading for heading in CANDIDATES_SPARE if heading not in same))
     lines = [wrapped(head, width), fitted_table(("  WORKER", *CANDIDATE_COLUMNS), rows, width, spare)]
-    lines += [wrapped(f"  excluded: {each.target} {each.reason}", width, hang="    ") for each in decision.excluded]
+    if decision.left_out:
+        kept = "only these were written down (router.decisions is the share of requests of which all are)"
+        lines.append(wrapped(f"  and {counted(decision.left_out, 'other candidate')}: {kept}", width, hang="    "))
+    elif more > 0:
+        lines.append(f"  and {counted(more, 'other candidate')}: --json has them all")
+    for each in decision.excluded:
+        others = f" (and {counted(each.others, 'other')})" if each.others else ""
+        lines.append(wrapped(f"  excluded: {each.target}{others} {each.reason}", width, hang="    "))
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from penstock.adapters.telemetry.otel_tracer import Attribute, OtelSpan
 from penstock.router.events import Closed, Decision, Dispatch
 from penstock.router.requests.stage_graph import FINAL
-from penstock.router.selection.cost_table import second_of
+from penstock.router.selection.cost_table import place_of, second_of
 
 
 def placed(span: OtelSpan, dispatch: Dispatch) -> None:
@@ -52,7 +52,7 @@ def _set(span: OtelSpan, attributes: Mapping[str, Attribute]) -> None:
 def _attributes(decision: Decision) -> dict[str, Attribute]:
     """Return a decision's reason, and what its worker and the next best one would have cost."""
     costs = decision.candidates
-    place = next((place for place, cost in enumerate(costs) if cost.target == decision.chosen), None)
+    place = place_of(costs, decision.chosen)
     attributes: dict[str, Attribute] = {
         "penstock.worker": str(decision.chosen),
         "penstock.decision.reason": decision.reason,

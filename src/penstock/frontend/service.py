@@ -163,7 +163,7 @@ class Service:
             lambda stage, took: note((self.metrics.stage, (stage, took))),
         )
         self.media = MediaFetcher(frontend.media)
-        self.history = RequestHistory(offset=self.run_offset)
+        self.history = RequestHistory(offset=self.run_offset, share=lambda: self.settings.router.decisions)
         self.timeline_store = TimelineStore(self.cluster.now, self.cluster.status, self.run_offset)
         self.counts = FrontendCounts(time.monotonic)
         """Request counts for planners."""

@@ -23,7 +23,15 @@ _HEAD = Struct("<II")
 Placed = list[tuple[str, int, str, int]]
 """What a record says was decided: see `Record`; other machines put their own into the four places."""
 
+
+def _content(value: object) -> list[Any]:
+    """Return what a value that keeps its parts in arrays consists of, without making any of them."""
+    content: list[Any] | None = getattr(value, "content", None)
+    return plain(value) if content is None else content
+
+
 _encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+_digested = msgspec.msgpack.Encoder(enc_hook=_content).encode
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +67,7 @@ def packed(value: object) -> bytes:
 
 def digest_of(effects: object) -> int:
     """Return a 64-bit digest of a machine's effects: equal effects have equal digests."""
-    return xxhash.xxh3_64_intdigest(_encode(effects))
+    return xxhash.xxh3_64_intdigest(_digested(effects))
 
 
 def packed_record(sequence: int, now: Nanos, machine: str, event: object, effects: object, placed: Placed) -> bytes:

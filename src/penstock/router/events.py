@@ -373,7 +373,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 # --- what the router wants done -------------------------------------------------------------------------------------
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class Cost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one candidate would cost, term by term, in ``unit``; ``total`` is what is compared, lower wins."""
 
     target: Target
@@ -398,11 +398,13 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     index: Literal["exact", "approximate", "predicted", "none"] = "none"
 
 
-class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+class Excluded(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker that was no candidate, and why."""
 
     target: Target
     reason: str
+    others: int = 0
+    """Further workers that were none for the same reason, where a summary names one of them."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,8 +422,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     queued: float
     """Seconds that it waited for a worker."""
     candidates: Sequence[Cost]
-    """Made row by row where they are read; what writes a decision down needs `penstock.kernel.block_runs.plain`."""
+    """Columns of many, of which rows are made where they are read: see `penstock.router.selection.cost_table`."""
     excluded: list[Excluded] = []
+    left_out: int = 0
+    """Further candidates, which a summary does not list: see `penstock.router.selection.decision_summary`."""
+    table: str = ""
+    """All of them, packed, where a summary was written with them."""
     expected_cached_tokens: int = 0
     resumed: int = 0
     """Output tokens that another worker had made before, which ``isl`` counts as well."""

@@ -17,8 +17,8 @@ from penstock.router.router import HANDLERS, SNAPSHOT_VERSION, Router
 from penstock.router.settings import RouterSettings
 
 KIND = "router"
-EARLIER_VERSION = SNAPSHOT_VERSION - 1
-"""Of a snapshot that is read as well: the releases before this one wrote it."""
+EARLIER_VERSIONS = (SNAPSHOT_VERSION - 2, SNAPSHOT_VERSION - 1)
+"""Of snapshots that are read as well: the releases before this one wrote them."""
 PER_EXACT, PER_GUESSED = 3e-8, 2e-6
 """Seconds to write down a block of the exact index, and one of routing history."""
 
@@ -73,7 +73,7 @@ def event_of(record: Record, form: PromptForm) -> Event:
 
 
 def _of_earlier(snapshot: Snapshot, router: Router) -> Snapshot:
-    """Return the snapshot of the version before this one as this one has it, with the new parts of a new router."""
+    """Return the snapshot of an earlier version as this one has it, with the new parts of a new router."""
     router.settings = msgspec.convert(snapshot["settings"], RouterSettings)
     pools = {model: filled(saved, router.make_pool(model).snapshot()) for model, saved in snapshot["pools"].items()}
     requests = [{**raw, "event": of_earlier(raw["event"])} for raw in snapshot["requests"]]
@@ -97,7 +97,7 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     started = msgspec.convert(made["settings"], RouterSettings) if settings is None else settings
     router = Router(started, name=header.machine, shared=made["shared"], form=FORMS[made["form"]])
     try:
-        router.restore(_of_earlier(snapshot, router) if snapshot["version"] == EARLIER_VERSION else snapshot)
+        router.restore(_of_earlier(snapshot, router) if snapshot["version"] in EARLIER_VERSIONS else snapshot)
     except (KeyError, TypeError, InvariantError) as error:
         raise ValueError(f"the header's state is none of this version's: {error!r}") from error
     return router

@@ -328,7 +328,10 @@ class ModelPool:
             source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
         if guessed is not None and np.count_nonzero(guessed):
             if not text:
-                guessed = guessed * np.array([self.kv_state(target) not in HEARD for target in place])
+                targets = list(place)
+                for held in guessed.nonzero()[0].tolist():
+                    if self.kv_state(targets[held]) in HEARD:
+                        guessed[held] = 0
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
             source = np.where(more, SOURCES.index("approximate"), source)
@@ -401,11 +404,11 @@ class ModelPool:
         usual = self._usual_speed()
         far = partial(distance, self.settings.handoff.distance, source) if source is not None else None
         if many:
-            columns = self._columns(prompt, targets, now, stage, usual, far)
+            place, columns = self._columns(prompt, targets, now, stage, usual, far)
             if adapter is not None:
                 seconds = [self.adapters.seconds(target.worker, adapter) for target, _ in targets]
                 columns = columns._replace(adapter=np.array(seconds))
-            return CostTable(demand, settings, targets, columns), unhashed_blocks
+            return CostTable(demand, settings, targets, place, columns), unhashed_blocks
         price, overlaps = COSTS[settings.kind], self.overlaps(prompt, now)
         return [
             price(
@@ -431,8 +434,8 @@ class ModelPool:
         stage: Role,
         usual: Speed,
         far: Callable[[WorkerCard], float] | None,
-    ) -> Candidates:
-        """Return what is known of many candidates in columns."""
+    ) -> tuple[Mapping[Target, int], Candidates]:
+        """Return the place of each of many candidates, and what is known of them in columns."""
         columns = self.active.columns(stage, targets)
         device, lower, source = self.overlap_columns(prompt, columns.place, now)
         speeds = msgspec.structs.astuple(usual)
@@ -440,7 +443,7 @@ class ModelPool:
             own = [usual if worker.speed is None else self._speed(worker.speed) for _, worker in targets]
             speeds = tuple(np.array([msgspec.structs.astuple(speed) for speed in own]).T)
         queued, requests, in_use = columns.numbers.copy()
-        return Candidates(
+        return columns.place, Candidates(
             queued,
             requests,
             in_use,

@@ -360,6 +360,16 @@ class RouterSettings(Settings, frozen=True):
             live=True,
         ),
     ] = False
+    decisions: Annotated[
+        float,
+        Knob(
+            "Share of the requests whose decisions are written to decisions.jsonl with all of their candidates; the "
+            "others have the chosen one, the cheapest and those with most of the prompt.",
+            ge=0,
+            le=1,
+            live=True,
+        ),
+    ] = 0.0
     track_output: Annotated[
         bool, Knob("Count generated blocks as load while a request decodes; costs one event per block.", live=True)
     ] = False

@@ -10,7 +10,8 @@ from functools import cached_property
 from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
-from penstock.router.events import Closed, Cost, Decision, Dispatch
+from penstock.router.events import Closed, Dispatch
+from penstock.router.selection.cost_table import most_cached, place_of
 from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"
@@ -166,10 +167,20 @@ class FrontendMetrics(MetricNamesOf):
         if effect.attempt > 1:
             return  # a later stage of a request that was counted with its first one
         self._of_router.started.value += 1
-        self._of(decision.model).router_input.observe(decision.isl)
+        of = self._of(decision.model)
+        of.router_input.observe(decision.isl)
         if decision.isl:
             self._of_router.hit_rate.observe(min(1.0, decision.expected_cached_tokens / decision.isl))
-        self._overlap_lost(decision)
+        costs = decision.candidates
+        place = place_of(costs, decision.chosen)
+        if place is None:
+            return
+        chosen, best = costs[place], costs[most_cached(costs)]
+        of.selected_prefix.value += chosen.overlap_tokens
+        of.best_prefix.value += best.overlap_tokens
+        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
+        if best.overlap_tokens > chosen.overlap_tokens:
+            self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
     def migrated(self, model: str, took: float) -> None:
         """An answer continued on another worker, so many seconds after its engine was lost."""
@@ -280,24 +291,6 @@ class FrontendMetrics(MetricNamesOf):
         if metrics is None:
             metrics = self._models[model] = _OfModel(self, model, self.router)
         return metrics
-
-    def _overlap_lost(self, decision: Decision) -> None:
-        """Count how many more cached blocks the best candidate would have had."""
-        chosen: Cost | None = None
-        best: Cost | None = None
-        for cost in decision.candidates:
-            if chosen is None and cost.target == decision.chosen:
-                chosen = cost
-            if best is None or cost.overlap_tokens > best.overlap_tokens:
-                best = cost
-        if chosen is None or best is None:
-            return
-        of = self._of(decision.model)
-        of.selected_prefix.value += chosen.overlap_tokens
-        of.best_prefix.value += best.overlap_tokens
-        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
-        if best.overlap_tokens > chosen.overlap_tokens:
-            self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
     def _read_worker(self, worker: WorkerStatus, kv: bool) -> None:
         name, model, me = worker.id, worker.model, self.router

@@ -9,6 +9,7 @@ from penstock.frontend.admin.request_lists import DecisionKey
 from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.router.requests.closed_record import closed_of
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.records import segments
 
 LISTED_SCAN = 16 << 20
@@ -31,7 +32,7 @@ def explain(run: Path, request: str) -> Explanation[msgspec.Raw] | None:
         return None
     return Explanation(
         closed_of(_record(ends[0])) if ends else None,
-        [msgspec.Raw(line) for line in reversed(lines)],
+        [msgspec.Raw(whole(line)) for line in reversed(lines)],
     )
 
 

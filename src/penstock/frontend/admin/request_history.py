@@ -1,13 +1,15 @@
 """Request history of one process: the last decisions and ends of requests, for explain and the page.
 
-Decisions are kept as JSON text: thousands of them with a candidate per worker would otherwise be a million small
-objects, and each full run of the garbage collector would hold the event loop for as long as it walks them. Ends have
-few parts, so they are encoded only when read. All returned times count from the start of the run.
+Of a decision its summary is kept as JSON text, and the newest ones as they are too, up to so many bytes: the columns of
+a large fleet's candidates, of which rows are made where somebody reads them. Ends have few parts, so they are encoded
+only when read. All returned times count from the start of the run.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,21 +18,30 @@ from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.kernel.values import JsonObject
 from penstock.router.events import Closed, Decision
+from penstock.router.selection.cost_table import CostTable
+from penstock.router.selection.decision_summary import DecisionSummaries
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 DECISIONS_MAX = 4096
 """Decisions that explain knows without the run folder; the oldest go."""
+WHOLE_MAX = 32 << 20
+"""Bytes of candidates that are kept; of decisions before these it knows the summaries."""
+ROW_BYTES = 400
+"""About what a candidate takes that is no column."""
 CLOSED_MAX = 4096
 """Ends of requests that /admin/requests and explain know; the oldest go."""
 _TIMES = ("arrived", "closed", "first", "dispatched", "last")
 
 
-class _DecisionRecord(NamedTuple):
+@dataclass(slots=True)
+class _DecisionRecord:
     at: Nanos
     request: str
     worker: str
     line: bytes
+    whole: Decision | None
+    """With what the line leaves out; None where it has it all, or where that is too long ago."""
 
 
 class RequestHistory:
@@ -39,12 +50,24 @@ class RequestHistory:
     Args:
         decisions_max, closed_max: how many of each are kept.
         offset: nanoseconds from the start of the run to the router's time 0.
+        share: returns the share of the requests whose decisions are recorded whole.
     """
 
-    def __init__(self, decisions_max: int = DECISIONS_MAX, closed_max: int = CLOSED_MAX, offset: Nanos = 0) -> None:
+    def __init__(
+        self,
+        decisions_max: int = DECISIONS_MAX,
+        closed_max: int = CLOSED_MAX,
+        offset: Nanos = 0,
+        share: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._offset = offset
+        self._summaries = DecisionSummaries(share)
         self._decisions: deque[_DecisionRecord] = deque(maxlen=decisions_max)
-        self._by_request: dict[str, list[bytes]] = {}
+        self._whole: deque[_DecisionRecord] = deque()
+        """Those that are kept whole..."""
+        self._bytes = 0
+        """... and what their candidates take."""
+        self._by_request: dict[str, list[_DecisionRecord]] = {}
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._closed_max = closed_max
         self._more: dict[str, JsonObject] = {}
@@ -54,10 +77,10 @@ class RequestHistory:
         self._encode = msgspec.json.Encoder(enc_hook=plain).encode
 
     def decided(self, decision: Decision) -> msgspec.Raw:
-        """Remember where a request went and why; return the decision as JSON, so that no caller encodes it again."""
+        """Remember where a request went and why; return what is to be recorded of it as JSON."""
         if self._offset:
             decision = msgspec.structs.replace(decision, at=decision.at + self._offset)
-        line = self._encode(decision)
+        line, recorded, shortened = self._summaries.lines(decision)
         if self._decisions.maxlen:
             if len(self._decisions) == self._decisions.maxlen:
                 request = self._decisions[0].request
@@ -65,9 +88,25 @@ class RequestHistory:
                 del known[0]  # the deque's oldest is the oldest of its request too
                 if not known:
                     del self._by_request[request]
-            self._decisions.append(_DecisionRecord(decision.at, decision.request, decision.chosen.worker, line))
-            self._by_request.setdefault(decision.request, []).append(line)
-        return msgspec.Raw(line)
+                if self._whole and self._whole[0] is self._decisions[0]:
+                    self._shorten()
+            record = _DecisionRecord(decision.at, decision.request, decision.chosen.worker, line, None)
+            self._decisions.append(record)
+            self._by_request.setdefault(decision.request, []).append(record)
+            if shortened:
+                record.whole = decision
+                self._whole.append(record)
+                self._bytes += _bytes_of(decision)
+                while self._bytes > WHOLE_MAX:
+                    self._shorten()
+        return msgspec.Raw(recorded)
+
+    def _shorten(self) -> None:
+        """Keep of the oldest whole decision its summary alone."""
+        record = self._whole.popleft()
+        if record.whole is not None:
+            self._bytes -= _bytes_of(record.whole)
+            record.whole = None
 
     def arrived(self, request: str, lead: Nanos) -> None:
         """Remember how long before `Arrived` a request had arrived here: its times count from then."""
@@ -101,7 +140,8 @@ class RequestHistory:
         if closed is None and decisions is None:
             return None
         return Explanation(
-            None if closed is None else self._ended(closed), [msgspec.Raw(line) for line in decisions or ()]
+            None if closed is None else self._ended(closed),
+            [msgspec.Raw(one.line if one.whole is None else self._encode(one.whole)) for one in decisions or ()],
         )
 
     def last_closed(self, limit: int, before: Nanos | None = None) -> list[RequestEnd]:
@@ -135,3 +175,10 @@ class RequestHistory:
             return part
         times = ((name, getattr(part, name, None)) for name in _TIMES)
         return msgspec.structs.replace(part, **{name: at + self._offset for name, at in times if at is not None})
+
+
+def _bytes_of(decision: Decision) -> int:
+    """Return about what a decision's candidates take, and what excluded the others."""
+    costs = decision.candidates
+    rows = costs.nbytes if isinstance(costs, CostTable) else ROW_BYTES * len(costs)
+    return rows + ROW_BYTES // 4 * len(decision.excluded)

@@ -105,6 +105,8 @@ export function programs(status) {
       Object.entries(program.workers).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([worker, count]) => `${worker} (${number(count)})`).join(", ")]}))});
 }
 
+const excluded = one => `${target(one.target)}${one.others ? ` and ${number(one.others)} more` : ""} ${one.reason}`;
+
 const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
   "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
 
@@ -123,7 +125,8 @@ export function explained(found, zero) {
           ...["prefill", "decode", "queue", "transfer"].map(name => priced(one[name])), priced(one.discount, 2), number(one.overlap_blocks), number(one.overlap_tokens),
           number(one.active_requests), number(one.active_prefill_tokens), number(one.active_blocks), one.index]};
       })})),
-    decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(one => `${target(one.target)} ${one.reason}`).join("; ")}`) : null,
+    decision.left_out ? h("p", {class: "soft"}, `And ${number(decision.left_out)} other candidates, which were not written down: router.decisions is the share of requests of which all are.`) : null,
+    decision.excluded?.length ? h("p", {class: "soft"}, `Not considered: ${decision.excluded.map(excluded).join("; ")}`) : null,
   ]);
 }
 

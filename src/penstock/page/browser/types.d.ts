@@ -112,6 +112,8 @@ export type Decision = {
   queued: number;
   candidates: Cost[];
   excluded?: Excluded[];
+  left_out?: number;
+  table?: string;
   expected_cached_tokens?: number;
   resumed?: number;
   temperature?: number;
@@ -153,6 +155,7 @@ export type EndedLeg = {
 export type Excluded = {
   target: Target;
   reason: string;
+  others?: number;
 };
 
 export type Explanation_Decision_ = {

@@ -33,6 +33,7 @@ from penstock.report.run import run_reader
 from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows
 from penstock.router.requests.closed_record import closed_of
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
 from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView, events_of
@@ -50,6 +51,8 @@ class _Placed(msgspec.Struct):
     at: int
     model: str
     chosen: Target
+    left_out: int = 0
+    table: str = ""
 
 
 class _Candidate(msgspec.Struct):
@@ -328,7 +331,8 @@ class Recording:
             if window != number:
                 looks.setdefault(number, []).extend(last.values())
                 number, last = window, {}
-            last[placed.model] = line
+            if placed.table or not placed.left_out:
+                last[placed.model] = line
         looks.setdefault(number, []).extend(last.values())
         self._take_looks(looks)
         return _ordered(files, at, place, workers)
@@ -343,7 +347,7 @@ class Recording:
         for number, window in self.timeline.windows.items():
             lines = looks.get(number)
             if lines:
-                loads, taken = self._loads([decode(line) for line in lines]), number
+                loads, taken = self._loads([decode(whole(line)) for line in lines]), number
             if number - taken <= hold and loads:
                 window.take_loads(loads, before)
                 before = window

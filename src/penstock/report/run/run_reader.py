@@ -11,6 +11,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.report.run.run_files import lines
 from penstock.router.requests.closed_record import closed_of
+from penstock.router.selection.decision_summary import whole
 
 
 def explain(folder: Path, request: str) -> Explanation[msgspec.Raw]:
@@ -23,7 +24,7 @@ def explain(folder: Path, request: str) -> Explanation[msgspec.Raw]:
     closed = next((closed_of(record) for record in records if record.id == request), None)
     # A decision's line begins with its request id: the other lines need not be decoded.
     mark = b'"request":' + msgspec.json.encode(request) + b","
-    decisions = [msgspec.Raw(line) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
+    decisions = [msgspec.Raw(whole(line)) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
     if closed is None and not decisions:
         raise ConfigError(
             f"the run {folder} has no request {request!r}",

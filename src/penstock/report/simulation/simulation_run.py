@@ -49,7 +49,9 @@ from penstock.report.simulation.simulation_outcome import (
 from penstock.report.simulation.variant_processes import cores, in_processes
 from penstock.report.trace_file import trace_notes
 from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
+from penstock.router.events import Decision
 from penstock.router.journal import router_book
+from penstock.router.selection.decision_summary import DecisionSummaries
 from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS as TICK_RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
@@ -303,6 +305,11 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
     tally, recent = RunTally(slo), list[RequestRecord]()
     retries = 0
 
+    summaries = DecisionSummaries(lambda: variant.settings.router.decisions)
+
+    def decided(decision: Decision) -> None:
+        decisions.write(msgspec.Raw(summaries.lines(decision)[1]))
+
     def flush() -> None:
         nonlocal retries
         for record in recent:
@@ -328,7 +335,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         planner=planner,
         ticked=lambda record: None if ticks is None else ticks.write(record),
         record=recent.append,
-        decided=decisions.write if options.decisions else lambda decision: None,
+        decided=decided if options.decisions else lambda decision: None,
         observe=lambda at, row: rows.append({"seconds": at, **row}),
     )
     if keep.journal:

@@ -137,12 +137,12 @@ class HistoryIndexer(Indexer[int], Protocol):
 
 def column_of(depths: Mapping[Target, int], place: Mapping[Target, int]) -> Column:
     """Return the numbers of targets in the order of their places; 0 for those that are absent."""
-    found = [0] * len(place)
-    for target, depth in depths.items():
-        at = place.get(target)
-        if at is not None:
-            found[at] = depth
-    return np.array(found)
+    known = [(at, depth) for target, depth in depths.items() if (at := place.get(target)) is not None]
+    found = np.zeros(len(place), dtype=np.int64)
+    if known:
+        places, values = zip(*known, strict=True)
+        found[list(places)] = values
+    return found
 
 
 _DIGITS = bytes(i - 48 if i in b"01" else 0 for i in range(256))

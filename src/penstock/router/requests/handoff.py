@@ -13,6 +13,7 @@ from penstock.router.requests.prefill_release import abort, abort_remote, let_go
 from penstock.router.requests.routed_request import STAGE, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, StagePath
 from penstock.router.router_state import RouterState
+from penstock.router.selection.cost_table import cheapest_of
 from penstock.router.workers.roster import RosterWorker
 
 FETCHES_MAX = 2
@@ -154,8 +155,8 @@ def _cheapest(
     request: RoutedRequest, pool: ModelPool, candidates: Eligible, now: Nanos, stage: Role
 ) -> tuple[RosterWorker, Cost]:
     costs, _ = pool.costs(request, candidates.targets, now, stage)
-    cost = min(costs, key=lambda one: one.total)
-    return next(worker for target, worker in candidates.targets if target == cost.target), cost
+    place = cheapest_of(costs)[0]
+    return candidates.targets[place][1], costs[place]
 
 
 def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float) -> StagePath:

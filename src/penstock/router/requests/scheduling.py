@@ -28,6 +28,7 @@ from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.requests.routed_request import HEDGE, STAGE, Believed, Hedge, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.router_state import RouterState
+from penstock.router.selection.cost_table import cheapest_of, place_of
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
 from penstock.router.settings import Mode, OverloadSettings
 from penstock.router.workers.roster import RosterWorker
@@ -553,7 +554,7 @@ def _choose(
     """Take the pin, the session's home or the mode's choice, None where mode direct has no pin; with what all cost."""
     wish = request.event.preferences
     if pin_of(core, request, stage) is not None:
-        best = min(costs, key=lambda cost: cost.total)
+        best = costs[cheapest_of(costs)[0]]
         return pinned(best, f"pinned to {best.target} by the request"), costs
     if mode == "direct":
         return None, costs
@@ -565,10 +566,8 @@ def _choose(
             costs = discounted(costs, pool.affinity.target(_home(f"{PROGRAM}{wish.program}", stage), now))
         elif affinity.mode == "soft":
             costs = discounted(costs, home)
-        elif home is not None:
-            for cost in costs:
-                if cost.target == home:
-                    return pinned(cost, f"session {wish.session} is at home on {home}"), costs
+        elif home is not None and (place := place_of(costs, home)) is not None:
+            return pinned(costs[place], f"session {wish.session} is at home on {home}"), costs
     turn = pool.placements[stage]
     return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=turn), costs
 

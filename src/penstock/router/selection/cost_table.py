@@ -4,12 +4,13 @@ A row is made when it is read. In a simulation most decisions are never read.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
+import msgspec
 import numpy as np
 
-from penstock.kernel.values import Target
+from penstock.kernel.values import Prompt, Target
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, Column, HeldBlocks
 from penstock.router.selection import cost
@@ -45,6 +46,7 @@ class CostTable(Sequence[Cost]):
 
     Args:
         targets: the candidates, each with anything behind it.
+        place: of each in ``targets``.
     Cost: some 15 us, and 1 us for each row that is read.
     """
 
@@ -53,6 +55,7 @@ class CostTable(Sequence[Cost]):
         demand: RequestDemand,
         settings: CostSettings,
         targets: Sequence[tuple[Target, Any]],
+        place: Mapping[Target, int],
         candidates: Candidates,
     ) -> None:
         price = _latency_terms if settings.kind == "latency" else _block_terms
@@ -64,7 +67,10 @@ class CostTable(Sequence[Cost]):
         lower = (*candidates.lower, 0, 0, 0)[:3]
         held = (candidates.device, *lower, candidates.source)
         self._columns = [total, *terms, candidates.queued, candidates.requests, candidates.blocks, *held]
-        self._demand, self._in_blocks, self._targets = demand, settings.kind == "blocks", targets
+        # A table may be kept for long: the prompt's blocks are not, which no row has.
+        self._demand = msgspec.structs.replace(demand, prompt=Prompt(demand.prompt.isl))
+        self._in_blocks = settings.kind == "blocks"
+        self._targets, self._place = targets, place
         self._discounts: dict[int, float] = {}
 
     def __len__(self) -> int:
@@ -88,11 +94,29 @@ class CostTable(Sequence[Cost]):
 
     def discounted(self, home: Target, left: float) -> "CostTable":
         """Let a target, if it is a candidate, cost only so much of its total; return the table."""
-        for place, (target, _) in enumerate(self._targets):
-            if target == home:
-                self.total[place] *= left
-                self._discounts[place] = left
+        if (place := self._place.get(home)) is not None:
+            self.total[place] *= left
+            self._discounts[place] = left
         return self
+
+    @property
+    def cached(self) -> Column:
+        """Prompt tokens that are expected to come from each candidate's cache, as `cost.cached_tokens` has them."""
+        demand = self._demand
+        device, host, disk = self._columns[-5:-2]
+        most = max(0, demand.prompt.isl - 1) // demand.block_size * demand.block_size
+        found: Column = np.minimum((device + host + disk) * demand.block_size, most)
+        return found
+
+    @property
+    def content(self) -> list[bytes]:
+        """All that rows are made of but their targets: equal tables have equal bytes."""
+        return [one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(one.nbytes for one in self._columns if isinstance(one, np.ndarray))
 
     def second(self, first: int) -> tuple[Target, float]:
         """Return what `second_of` does, without a row."""
@@ -212,9 +236,42 @@ def second_of(costs: Sequence[Cost], first: int) -> tuple[Target, float]:
     return second.target, second.total
 
 
+def place_of(costs: Sequence[Cost], target: Target) -> int | None:
+    """Return the place of a candidate; None where it is none."""
+    if isinstance(costs, CostTable):
+        return costs._place.get(target)
+    for place, one in enumerate(costs):
+        if one.target == target:
+            return place
+    return None
+
+
+def ranked(costs: Sequence[Cost], count: int) -> list[int]:
+    """Return the places of the lowest totals, the best first; equal ones by place."""
+    if isinstance(costs, CostTable):
+        total: Column = costs.total
+        places: Sequence[int] = range(len(costs))
+        if count < len(costs):  # hundreds may be equal: only so many of them are ordered
+            last = np.partition(total, count - 1)[count - 1]
+            less, equal = (total < last).nonzero()[0].tolist(), (total == last).nonzero()[0]
+            places = [*less, *equal[: count - len(less)].tolist()]
+        return sorted(places, key=total.__getitem__)
+    return sorted(range(len(costs)), key=lambda place: costs[place].total)[:count]
+
+
+def most_cached(costs: Sequence[Cost]) -> int:
+    """Return the place of the first candidate with the most cached tokens."""
+    if isinstance(costs, CostTable):
+        return int(costs.cached.argmax())
+    best, most = 0, -1
+    for place, one in enumerate(costs):
+        if one.overlap_tokens > most:
+            best, most = place, one.overlap_tokens
+    return best
+
+
 def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:
     """Return the targets of the lowest totals, best first; of a table no row is made for it."""
     if isinstance(costs, CostTable):
-        total = [float(value) for value in costs.total]
-        return [costs._targets[place][0] for place in sorted(range(len(total)), key=total.__getitem__)[:count]]
-    return [cost.target for cost in sorted(costs, key=lambda cost: cost.total)[:count]]
+        return [costs._targets[place][0] for place in ranked(costs, count)]
+    return [costs[place].target for place in ranked(costs, count)]
