@@ -1,0 +1,107 @@
+"""What does a request cost in front of 4 engines, and what in front of 2,000? Ours and the peers, in alternation.
+
+usage: python bench/scale/request_cost.py [--sizes 4,500] [--gateways ours,sglang-router,smg] [--repeats 3]
+                                          [--seconds 4] [--docs docs/bench/scale.md]
+
+All engines of a fleet are one process, as in bench/gateway, whose gateways, generator and engines these are; PEERS names
+the folder with the peers' environments.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GATEWAY = HERE.parent / "gateway"
+sys.path.insert(0, str(GATEWAY))
+
+from prompts import make_model  # noqa: E402
+from run import machine, script  # noqa: E402
+from servers import GATEWAYS, Missing, Setting, running  # noqa: E402
+from table import page_with  # noqa: E402
+
+CELLS: dict[str, dict[str, Any]] = {
+    "unary": {"stream": False, "words": 100, "concurrency": 16, "warm": 2.0},
+    "streamed": {"stream": True, "words": 100, "concurrency": 16, "warm": 2.0},
+}
+Found = dict[tuple[str, int, str], list[float]]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], default=[4, 500])
+    parser.add_argument("--gateways", type=lambda text: text.split(","), default=["ours", "sglang-router", "smg"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--docs", type=Path, help="replace the tables in this page")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.gateways) - set(GATEWAYS):
+        parser.error(f"no such gateway: {', '.join(sorted(unknown))}; known: {', '.join(GATEWAYS)}")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    found: Found = {}
+    skipped: dict[str, str] = {}
+    for repeat in range(options.repeats):
+        for size in options.sizes:
+            measure(size, options, repeat, found, skipped)
+    text = tables(found, skipped, options.sizes, options.gateways)
+    print(text)
+    if options.docs is not None:
+        options.docs.write_text(page_with(options.docs.read_text(), text))
+    return 0
+
+
+def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, skipped: dict[str, str]) -> None:
+    """Measure each gateway before a fleet of a size once."""
+    with tempfile.TemporaryDirectory(prefix="scale-", ignore_cleanup_errors=True) as folder:
+        setting = Setting(Path(folder), Path(folder) / "model", [])
+        make_model(setting.model)
+        command = [sys.executable, str(GATEWAY / "backend.py"), str(size), str(setting.model)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as engines:
+            try:
+                assert engines.stdout is not None
+                setting.ports = json.loads(engines.stdout.readline())
+                for name in options.gateways if repeat % 2 == 0 else reversed(options.gateways):
+                    try:
+                        with running(name, setting) as gateway:
+                            for cell, asked in CELLS.items():
+                                told = {**asked, "port": gateway.port, "pids": gateway.pids, "seed": repeat}
+                                result = script("load.py", {**told, "seconds": options.seconds})
+                                if result["errors"]:
+                                    raise SystemExit(f"{name} over {size}: {result['first_error']}")
+                                found.setdefault((name, size, cell), []).append(result["cpu_ms"])
+                                print(f"{name:14} {size:5} {cell:9} {result['cpu_ms']:.3f} ms", file=sys.stderr)
+                    except Missing as missing:
+                        skipped[name] = str(missing)
+            finally:
+                engines.terminate()
+
+
+def tables(found: Found, skipped: dict[str, str], sizes: list[int], names: list[str]) -> str:
+    """Return the medians, with ours beside the peers and each beside its own smallest fleet."""
+    on = machine()
+    lines = [
+        f"{on['date']}, {on['cpu']}, {on['cores']} cores, Python {on['python']}; CPU per request in ms, medians over "
+        f"runs, in brackets the times of the same gateway before {sizes[0]} engines",
+        "",
+    ]
+    for cell in CELLS:
+        lines += [f"| {cell} | {' | '.join(f'{size:,} engines' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+        for name in names:
+            middles = [median(found[name, size, cell]) for size in sizes if (name, size, cell) in found]
+            if middles:
+                shown = (f"{middle:.2f} ({middle / middles[0]:.2f})" for middle in middles)
+                lines.append(f"| {name} | {' | '.join(shown)} |")
+        lines.append("")
+    lines += [f"{name} is left out: {why}" for name, why in skipped.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
