@@ -23,8 +23,8 @@ CardFields = dict[str, Any]
 GAVE_UP = frozenset({"abort", "error"})
 """Finish reasons that mean a dropped request at most engines, and an end at none."""
 _BUSY = (408, 429, 503)
-_OTHER_MODEL = ("model not found", "model_not_found", "invalid model name")
-"""Texts of servers (LM Studio, LiteLLM) that answer 400 where they do not serve the model."""
+_OTHER_MODEL = ("model not found", "model_not_found", "invalid model name", "server is pinned to")
+"""Texts of servers (LM Studio, LiteLLM, Transformers) that answer 400 where they do not serve the model."""
 OVERFLOW_WORDS = (
     "maximum context length",
     "model's context length",
