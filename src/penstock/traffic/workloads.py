@@ -7,11 +7,14 @@ made-up answers of the planned length, and a cache can hit the prompt's part of 
 """
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from penstock.kernel.errors import ConfigError
@@ -31,7 +34,10 @@ Name = Literal["chat", "rag", "agent", "coding", "fixed", "tenants", "images"]
 SETTLE = {"chat": 300.0, "agent": 120.0, "coding": 2400.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
 stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
-count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`)."""
+count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`). Of the sessions that begin in them
+only the times are made, and the rest of those that go on after them (see `_talks`)."""
+BATCH = 512
+"""Sessions whose times are made at once: enough that a session costs little more than its share of the arrays."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -180,7 +186,7 @@ class Turn:
 
     Args:
         history: the prompt and, of a session that goes on, what its later prompts have behind it.
-        pieces: how many of those are the prompt.
+        pieces: how many of those are the prompt; ``more`` beside those that the history has when the turn is made.
         branch: which session of its program it is of, 0 the main one; None where there are no programs.
     """
 
@@ -194,18 +200,28 @@ class Turn:
         number: int = 0,
         think: float | None = None,
         branch: int | None = None,
+        more: int = 0,
     ) -> None:
         self.at = at
         self.history = history
-        self.pieces = len(history.pieces)
+        self.pieces = len(history.pieces) + more
         self.osl = osl
         self.number = number
         self.think = think
         self.branch = branch
 
 
-Session = Callable[[float], Iterator[Turn]]
-"""start -> the turns of one session, in order of their planned times."""
+class Session:
+    """A session, or a program of several, whose times are known. ``at``: of its next turn; infinite after the last."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def take(self) -> Turn:
+        """Return the next turn."""
+        raise NotImplementedError
 
 
 def workload(
@@ -233,23 +249,8 @@ def chat(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Multi-turn conversations with shared system prompts; they begin at ``rate`` over their mean number of turns."""
-    writer = _Writer(rng, form)
-    systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.systems)]
-    popular = _zipf(shape.systems)
-    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
-
-    def session(start: float) -> Iterator[Turn]:
-        history = History([systems[popular.sample(rng)]])
-        at, think = start, None
-        for turn in range(shape.turns.sample(rng)):
-            history.pieces.append(writer.piece("user", shape.question.sample(rng)))
-            osl = shape.answer.sample(rng)
-            yield Turn(at, history, osl, turn, think)
-            history.pieces.append(writer.piece("assistant", osl))
-            think = shape.think.sample(rng) * 1.0
-            at += osl * shape.token_time + think
-
-    return _written(_interleave(begin, session), writer, "chat")
+    talks = _Talks(shape.question, shape.question, shape.answer, shape.turns, shape.think, shape.token_time)
+    return _talking("chat", rate, rng, form, talks, (shape.systems, shape.system_length), starts)
 
 
 def rag(
@@ -276,23 +277,8 @@ def agent(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Tool-calling loops: long shared prompt, growing history, short outputs."""
-    writer = _Writer(rng, form)
-    tools = [writer.piece("system", shape.tools_length.sample(rng)) for _ in range(shape.agents)]
-    popular = _zipf(shape.agents)
-    begin = _starts(starts, rate / _mean(shape.steps, rng), rng)
-
-    def session(start: float) -> Iterator[Turn]:
-        history = History([tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))])
-        at, think = start, None
-        for turn in range(shape.steps.sample(rng)):
-            osl = shape.call.sample(rng)
-            yield Turn(at, history, osl, turn, think)
-            history.pieces.append(writer.piece("assistant", osl))
-            history.pieces.append(writer.piece("user", shape.result.sample(rng)))
-            think = shape.tool_time.sample(rng) * 1.0
-            at += osl * shape.token_time + think
-
-    return _written(_interleave(begin, session), writer, "agent")
+    talks = _Talks(shape.task, shape.result, shape.call, shape.steps, shape.tool_time, shape.token_time)
+    return _talking("agent", rate, rng, form, talks, (shape.agents, shape.tools_length), starts)
 
 
 def coding(
@@ -306,62 +292,117 @@ def coding(
     writer = _Writer(rng, form, CODING_UNIT)
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
     popular = _zipf(shape.products)
-    own = random.Random(rng.getrandbits(64))
-    scratch = _Writer(own, form, CODING_UNIT)
-    sizes = [len(_program(shape, scratch, own, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
+    draws = _ProgramDraws(shape, rng)
+    scratch = _Writer(rng, form, CODING_UNIT)
+    sizes = [len(_program(shape, scratch, draws, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
     begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
 
-    def session(start: float) -> Iterator[Turn]:
-        return iter(_program(shape, writer, rng, products[popular.sample(rng)], start, SETTLE["coding"]))
+    def programs() -> Iterator[tuple[float, int, Session]]:
+        for number, start in enumerate(begin):
+            turns = _program(shape, writer, draws, products[popular.sample(rng)], start, SETTLE["coding"])
+            if turns:
+                yield start, number, _Program(turns)
 
-    return _written(_interleave(begin, session), writer, "coding")
+    return _written(_interleave(programs()), writer, "coding")
+
+
+class _Drawing:
+    """Hands out one length at a time of those that are drawn many at once."""
+
+    __slots__ = ("_drawn", "_lengths", "_rng")
+
+    def __init__(self, lengths: Lengths, rng: np.random.Generator) -> None:
+        self._lengths = lengths
+        self._rng = rng
+        self._drawn: list[int] = []
+
+    def next(self) -> int:
+        """Return a length."""
+        if not self._drawn:
+            self._drawn = self._lengths.samples(self._rng, 8 * BATCH).tolist()
+        return self._drawn.pop()
+
+
+class _ProgramDraws:
+    """The lengths that programs are made of."""
+
+    def __init__(self, shape: Coding, rng: random.Random) -> None:
+        self.rng = rng
+        own = np.random.default_rng(rng.getrandbits(64))
+        self.project, self.task = _Drawing(shape.project, own), _Drawing(shape.task, own)
+        self.answer, self.result = _Drawing(shape.answer, own), _Drawing(shape.result, own)
+        self.turns, self.forks = _Drawing(shape.turns, own), _Drawing(shape.forks, own)
+        self.sub_agents, self.sub_turns = _Drawing(shape.sub_agents, own), _Drawing(shape.sub_turns, own)
+        self.tool_time = _Drawing(shape.tool_time, own)
+
+
+class _Program(Session):
+    """The turns of a program's sessions, in order of time."""
+
+    __slots__ = ("_next", "_turns")
+
+    def __init__(self, turns: list[Turn]) -> None:
+        super().__init__(turns[0].at)
+        self._turns = turns
+        self._next = 0
+
+    def take(self) -> Turn:
+        """Return the next turn."""
+        turn = self._turns[self._next]
+        self._next += 1
+        self.at = self._turns[self._next].at if self._next < len(self._turns) else math.inf
+        return turn
 
 
 def _program(
-    shape: Coding, writer: "_Writer", rng: random.Random, system: Piece, start: float, since: float = 0.0
+    shape: Coding, writer: "_Writer", draws: _ProgramDraws, system: Piece, start: float, since: float = 0.0
 ) -> list[Turn]:
     """Return the turns of one program's sessions from ``since`` on, in order of time."""
-    project = writer.piece("user", shape.project.sample(rng))
-    turns = shape.turns.sample(rng)
-    forks = {rng.randrange(turns) for _ in range(shape.forks.sample(rng))}
+    project = writer.piece("user", draws.project.next())
+    turns = draws.turns.next()
+    forks = {draws.rng.randrange(turns) for _ in range(draws.forks.next())}
     branches = 0
     planned: list[Turn] = []
+    said: list[tuple[History, list[tuple[str, int]]]] = []
 
     def run(branch: int, begins: float, count: int, forks: set[int]) -> float:
         nonlocal branches
-        history = History([system, project])
+        history, own = History([system, project]), list[tuple[str, int]]()
+        said.append((history, own))
         blocks = system.blocks + project.blocks
 
         def add(role: str, tokens: int) -> None:
             nonlocal blocks
-            piece = writer.piece(role, tokens)
-            history.pieces.append(piece)
-            blocks += piece.blocks
+            own.append((role, tokens))
+            blocks += blocks_of(tokens, writer.unit)
 
-        add("user", shape.task.sample(rng))
+        add("user", draws.task.next())
         at, think = begins, None
         for number in range(count):
-            osl = shape.answer.sample(rng)
+            osl = draws.answer.next()
             if blocks * writer.unit + osl > shape.context_max:
                 break
             if at >= since:
-                planned.append(Turn(at, history, osl, number, think, branch))
+                planned.append(Turn(at, history, osl, number, think, branch, len(own)))
             answered = at + osl * shape.token_time
-            think = shape.tool_time.sample(rng) * 1.0
+            think = draws.tool_time.next() * 1.0
             add("assistant", osl)
             if number in forks:
                 ends = []
-                for _ in range(shape.sub_agents.sample(rng)):
+                for _ in range(draws.sub_agents.next()):
                     branches += 1
-                    ends.append(run(branches, answered, shape.sub_turns.sample(rng), set()))
-                    add("user", shape.answer.sample(rng))  # its report
+                    ends.append(run(branches, answered, draws.sub_turns.next(), set()))
+                    add("user", draws.answer.next())  # its report
                 think = max(think, max(ends) - answered)
             else:
-                add("user", shape.result.sample(rng))
+                add("user", draws.result.next())
             at = answered + think
         return at
 
     run(0, start, turns, forks)
+    if planned:  # the prompts of a program that is over before ``since`` are never asked for
+        for history, own in said:
+            history.pieces += [writer.piece(role, tokens) for role, tokens in own]
     return sorted(planned, key=lambda turn: turn.at)
 
 
@@ -422,6 +463,11 @@ def images(
         yield replace(asked, media=media)
 
 
+def blocks_of(tokens: int, unit: int) -> int:
+    """Return the whole blocks of ``unit`` tokens that hold so many, at least one."""
+    return -(-tokens // unit) or 1
+
+
 class _Writer:
     """Hand out pieces with ids of their own, and put requests together from them."""
 
@@ -433,7 +479,7 @@ class _Writer:
 
     def piece(self, role: str, tokens: int) -> Piece:
         """Return a new piece of at least so many tokens, rounded up to whole blocks."""
-        blocks = max(1, -(-tokens // self.unit))
+        blocks = blocks_of(tokens, self.unit)
         made = Piece(role, self._next, blocks)
         self._next += blocks
         return made
@@ -481,36 +527,139 @@ def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Talks:
+    """What sessions are made of in which one side asks and the other answers: ``opening`` and ``later`` questions, the
+    answers, how many of both, and the pause between an answer and the next question."""
+
+    opening: Lengths
+    later: Lengths
+    answer: Lengths
+    turns: Lengths
+    pause: Lengths
+    token_time: float
+
+
+class _TalkColumns:
+    """The turns of many sessions, one session after the other."""
+
+    __slots__ = ("answers", "ats", "pauses", "questions")
+
+    def __init__(self, ats: list[float], questions: list[int], answers: list[int], pauses: list[int]) -> None:
+        self.ats = ats
+        self.questions = questions
+        self.answers = answers
+        self.pauses = pauses
+
+
+class _Talk(Session):
+    """A session of questions and answers; its prompts are written when their turns come.
+
+    Args:
+        first, count: where in the columns its turns are, ``next`` of which comes next.
+    """
+
+    __slots__ = ("_columns", "_count", "_first", "_history", "_next", "_writer")
+
+    def __init__(
+        self, writer: "_Writer", system: Piece, columns: _TalkColumns, first: int, count: int, next: int
+    ) -> None:
+        super().__init__(columns.ats[first + next])
+        self._writer = writer
+        self._history = History([system])
+        self._columns = columns
+        self._first = first
+        self._count = count
+        self._next = next
+
+    def take(self) -> Turn:
+        """Return the next turn."""
+        number, first, columns = self._next, self._first, self._columns
+        pieces, piece = self._history.pieces, self._writer.piece
+        for turn in range(first + len(pieces) // 2, first + number + 1):
+            if turn > first:
+                pieces.append(piece("assistant", columns.answers[turn - 1]))
+            pieces.append(piece("user", columns.questions[turn]))
+        self._next += 1
+        self.at = columns.ats[first + self._next] if self._next < self._count else math.inf
+        think = float(columns.pauses[first + number - 1]) if number else None
+        return Turn(columns.ats[first + number], self._history, columns.answers[first + number], number, think)
+
+
+def _talking(
+    kind: str,
+    rate: float,
+    rng: random.Random,
+    form: Form,
+    shape: _Talks,
+    systems: tuple[int, Lengths],
+    starts: Starts | None,
+) -> Iterator[TrafficRequest]:
+    """Return the stream of such sessions, each under one of so many system prompts of uneven popularity."""
+    writer = _Writer(rng, form)
+    shared = [writer.piece("system", systems[1].sample(rng)) for _ in range(systems[0])]
+    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
+    talks = _talks(begin, shape, writer, shared, np.random.default_rng(rng.getrandbits(64)), SETTLE[kind])
+    return _written(_interleave(talks), writer, kind)
+
+
+def _talks(
+    starts: Arrivals, shape: _Talks, writer: "_Writer", systems: list[Piece], rng: np.random.Generator, since: float
+) -> Iterator[tuple[float, int, Session]]:
+    """Yield the sessions that have a turn at ``since`` or later, each from its first such turn on.
+
+    What was before ``since`` is drawn as all is, in columns over many sessions: that a stream begins amid sessions that
+    run already costs little more than those that still run.
+    """
+    popular, counted = _zipf(len(systems)), 0
+    while begins := list(islice(starts, BATCH)):
+        turns = shape.turns.samples(rng, len(begins))
+        ends = np.cumsum(turns)
+        firsts = ends - turns
+        answers, pauses = shape.answer.samples(rng, ends[-1]), shape.pause.samples(rng, ends[-1])
+        steps = answers * shape.token_time + pauses
+        ats = np.cumsum(steps) - steps
+        ats += np.repeat(np.asarray(begins) - ats[firsts], turns)
+        past = np.add.reduceat((ats < since).astype(np.int64), firsts)
+        runs = past < turns
+        kept, mine = np.flatnonzero(runs), np.repeat(runs, turns)
+        firsts = np.cumsum(turns[kept]) - turns[kept]
+        questions = shape.later.samples(rng, int(mine.sum()))
+        questions[firsts] = shape.opening.samples(rng, len(kept))
+        columns = _TalkColumns(ats[mine].tolist(), questions.tolist(), answers[mine].tolist(), pauses[mine].tolist())
+        chosen = popular.samples(rng, len(kept))
+        for each, system, first, count, done in zip(
+            *(column.tolist() for column in (kept, chosen, firsts, turns[kept], past[kept])), strict=True
+        ):
+            yield begins[each], counted + each, _Talk(writer, systems[system], columns, first, count, done)
+        counted += len(begins)
+
+
 def _written(turns: Iterator[tuple[int, Turn]], writer: _Writer, kind: str) -> Iterator[TrafficRequest]:
-    """Leave the beginning out, and write out the prompts of what is left."""
-    settle = SETTLE[kind]
+    """Write out the prompts of turns, whose times count from `SETTLE` before the stream's."""
     for number, turn in turns:
-        if turn.at >= settle:
-            yield writer.request(turn, f"{kind}-{number}", kind, shift=settle)
+        yield writer.request(turn, f"{kind}-{number}", kind, shift=SETTLE[kind])
 
 
-def _interleave(starts: Arrivals, session: Session) -> Iterator[tuple[int, Turn]]:
-    """Merge sessions into one stream of (session, turn) in order of time; only sessions that have begun are held."""
-    waiting: list[tuple[float, int, Turn, Iterator[Turn]]] = []
-    for number, start in enumerate(starts):
+def _interleave(sessions: Iterator[tuple[float, int, Session]]) -> Iterator[tuple[int, Turn]]:
+    """Merge sessions, each with its start and number, into one stream of (number, turn) in order of time."""
+    waiting: list[tuple[float, int, Session]] = []
+    for start, number, session in sessions:
         while waiting and waiting[0][0] <= start:
             yield _pop(waiting)
-        turns = session(start)
-        first = next(turns, None)
-        if first is not None:
-            heapq.heappush(waiting, (first.at, number, first, turns))
+        heapq.heappush(waiting, (session.at, number, session))
     while waiting:
         yield _pop(waiting)
 
 
-def _pop(waiting: list[tuple[float, int, Turn, Iterator[Turn]]]) -> tuple[int, Turn]:
-    _, owner, turn, rest = waiting[0]
-    following = next(rest, None)
-    if following is None:
+def _pop(waiting: list[tuple[float, int, Session]]) -> tuple[int, Turn]:
+    _, number, session = waiting[0]
+    turn = session.take()
+    if math.isinf(session.at):
         heapq.heappop(waiting)
     else:
-        heapq.heapreplace(waiting, (following.at, owner, following, rest))
-    return owner, turn
+        heapq.heapreplace(waiting, (session.at, number, session))
+    return number, turn
 
 
 def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
@@ -522,8 +671,6 @@ def _zipf(count: int) -> Empirical:
     return Empirical(range(count), [1.0 / (rank + 1) for rank in range(count)])
 
 
-def _mean(lengths: Lengths, rng: random.Random, draws: int = 1000) -> float:
-    if isinstance(lengths, Fixed):
-        return float(lengths.tokens)
-    own = random.Random(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
-    return sum(lengths.sample(own) for _ in range(draws)) / draws
+def _mean(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
+    own = np.random.default_rng(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
+    return float(lengths.samples(own, draws).mean())
