@@ -68,8 +68,8 @@ def test_a_run_without_a_page_names_none_and_a_slow_one_says_how_slow(tmp_path: 
     said = simulate(tmp_path, *SHORT).stdout
     assert "run folder" in said and "report.html" not in said
     assert re.search(r"s of computing \([\d,.]+ times real time\)", said)
-    assert [times_of(speed) for speed in (0.0123, 0.5, 1.26, 9.94, 9.96, 1234.5)] == [
-        *("0.012 times", "0.5 times", "1.3 times", "9.9 times", "10 times", "1,234 times")
+    assert [times_of(speed) for speed in (0.0123, 0.5, 1.26, 1.04, 9.94, 9.96, 1234.5)] == [
+        *("0.012 times", "0.50 times", "1.3 times", "1.0 times", "9.9 times", "10 times", "1,234 times")
     ]
 
 

@@ -138,7 +138,7 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
 
 def times_of(speed: float) -> str:
     """Write a speed; one below 10 with two digits, so that a slow run is told from one that stands still."""
-    return f"{speed:,.0f} times" if speed >= 9.95 else f"{speed:.2g} times"
+    return f"{speed:,.0f} times" if speed >= 9.95 else f"{speed:#.2g} times"
 
 
 def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
