@@ -3,12 +3,14 @@
 The naive twin draws all of them, one length at a time, and leaves out what is before the start.
 """
 
+import dataclasses
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from penstock.traffic import arrivals
@@ -23,6 +25,7 @@ from penstock.traffic.workloads import (
     Name,
     _mean,
     _program,
+    _ProgramDraws,
     _Writer,
     _zipf,
     blocks_of,
@@ -73,17 +76,23 @@ def naive_talks(kind: str, starts: Iterator[float], rng: random.Random) -> Itera
 
 
 class OneByOne:
-    """A distribution that is drawn from as `sample` does."""
+    """A distribution of which many are drawn as one is, with a generator of its own."""
 
     def __init__(self, lengths: Lengths, rng: random.Random) -> None:
-        self.next: Callable[[], int] = lambda: lengths.sample(rng)
+        self.lengths, self.rng = lengths, rng
+
+    def sample(self, rng: random.Random) -> int:
+        return self.lengths.sample(rng)
+
+    def samples(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
+        return np.array([self.lengths.sample(self.rng) for _ in range(count)])
 
 
 def naive_programs(starts: Iterator[float], rng: random.Random) -> Iterator[Row]:
     shape, writer = Coding(), _Writer(rng, "tokens", CODING_UNIT)
-    draws: Any = type("Draws", (), {"rng": rng})()
-    for name in ("project", "task", "answer", "result", "turns", "forks", "sub_agents", "sub_turns", "tool_time"):
-        setattr(draws, name, OneByOne(getattr(shape, name), rng))
+    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    single = {name: OneByOne(value, rng) for name, value in fields.items() if hasattr(value, "samples")}
+    draws = _ProgramDraws(dataclasses.replace(shape, **single), rng)
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
     popular = _zipf(shape.products)
     for number, start in enumerate(starts):
