@@ -15,10 +15,11 @@ import pytest
 
 from penstock.traffic import arrivals
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
+from penstock.traffic.planned_sessions import zipf
+from penstock.traffic.prompt_pieces import UNIT, PromptWriter, blocks_of
 from penstock.traffic.workloads import (
     CODING_UNIT,
     SETTLE,
-    UNIT,
     Agent,
     Chat,
     Coding,
@@ -26,9 +27,6 @@ from penstock.traffic.workloads import (
     _mean,
     _program,
     _ProgramDraws,
-    _Writer,
-    _zipf,
-    blocks_of,
     workload,
 )
 
@@ -61,7 +59,7 @@ def naive_talks(kind: str, starts: Iterator[float], rng: random.Random) -> Itera
         systems = [blocks_of(agent.tools_length.sample(rng), UNIT) for _ in range(agent.agents)]
         opening, later, answer, turns, pause = agent.task, agent.result, agent.call, agent.steps, agent.tool_time
         token_time = agent.token_time
-    popular = _zipf(len(systems))
+    popular = zipf(len(systems))
     for number, start in enumerate(starts):
         blocks, at, think = systems[popular.sample(rng)], start, None
         for turn in range(turns.sample(rng)):
@@ -89,12 +87,12 @@ class OneByOne:
 
 
 def naive_programs(starts: Iterator[float], rng: random.Random) -> Iterator[Row]:
-    shape, writer = Coding(), _Writer(rng, "tokens", CODING_UNIT)
+    shape, writer = Coding(), PromptWriter(rng, "tokens", CODING_UNIT)
     fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
     single = {name: OneByOne(value, rng) for name, value in fields.items() if hasattr(value, "samples")}
     draws = _ProgramDraws(dataclasses.replace(shape, **single), rng)
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
-    popular = _zipf(shape.products)
+    popular = zipf(shape.products)
     for number, start in enumerate(starts):
         for turn in _program(shape, writer, draws, products[popular.sample(rng)], start):
             isl = sum(piece.blocks for piece in turn.history.pieces[: turn.pieces]) * CODING_UNIT

@@ -6,12 +6,10 @@ messages. Turns of a session come at planned times: answers are not waited for (
 made-up answers of the planned length, and a cache can hit the prompt's part of the history only.
 """
 
-import heapq
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -20,13 +18,10 @@ from msgspec.structs import replace
 from penstock.kernel.errors import ConfigError
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.pseudo_words import words
-from penstock.traffic.traffic_request import ChatMessage, TrafficMedia, TrafficRequest
+from penstock.traffic.planned_sessions import BATCH, Session, TalkShape, interleave, talks, zipf
+from penstock.traffic.prompt_pieces import UNIT, Form, History, Piece, PromptWriter, Turn, blocks_of
+from penstock.traffic.traffic_request import TrafficMedia, TrafficRequest
 
-UNIT = 16
-"""Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
-
-Form = Literal["tokens", "text"]
 CODING_UNIT = 128
 """The same of the workload coding, whose prompts are so long that smaller ids would only cost memory."""
 
@@ -35,9 +30,7 @@ SETTLE = {"chat": 300.0, "agent": 120.0, "coding": 2400.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
 stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
 count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`). Of the sessions that begin in them
-only the times are made, and the rest of those that go on after them (see `_talks`)."""
-BATCH = 512
-"""Sessions whose times are made at once: enough that a session costs little more than its share of the arrays."""
+only the times are made, and the rest of those that go on after them (see `planned_sessions.talks`)."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -150,80 +143,6 @@ TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 
 """Many tenants, each with a long system prompt, and short questions."""
 
 
-class Piece:
-    """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
-
-    __slots__ = ("blocks", "first_id", "role")
-
-    def __init__(self, role: str, first_id: int, blocks: int) -> None:
-        self.role = role
-        self.first_id = first_id
-        self.blocks = blocks
-
-
-class History:
-    """The pieces of a session, of which each of its prompts has the first so many."""
-
-    __slots__ = ("_ends", "_ids", "pieces")
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        self.pieces = pieces
-        self._ids: list[int] = []
-        self._ends: list[int] = []
-        """How many ids there are with each piece: written when they are asked for, which most turns of `SETTLE` never
-        are."""
-
-    def ids(self, pieces: int) -> list[int]:
-        """Return the ids of its first pieces."""
-        for piece in self.pieces[len(self._ends) : pieces]:
-            self._ids += range(piece.first_id, piece.first_id + piece.blocks)
-            self._ends.append(len(self._ids))
-        return self._ids[: self._ends[pieces - 1]]
-
-
-class Turn:
-    """One turn of a session before its prompt is written out.
-
-    Args:
-        history: the prompt and, of a session that goes on, what its later prompts have behind it.
-        pieces: how many of those are the prompt; ``more`` beside those that the history has when the turn is made.
-        branch: which session of its program it is of, 0 the main one; None where there are no programs.
-    """
-
-    __slots__ = ("at", "branch", "history", "number", "osl", "pieces", "think")
-
-    def __init__(
-        self,
-        at: float,
-        history: History,
-        osl: int,
-        number: int = 0,
-        think: float | None = None,
-        branch: int | None = None,
-        more: int = 0,
-    ) -> None:
-        self.at = at
-        self.history = history
-        self.pieces = len(history.pieces) + more
-        self.osl = osl
-        self.number = number
-        self.think = think
-        self.branch = branch
-
-
-class Session:
-    """A session, or a program of several, whose times are known. ``at``: of its next turn; infinite after the last."""
-
-    __slots__ = ("at",)
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def take(self) -> Turn:
-        """Return the next turn."""
-        raise NotImplementedError
-
-
 def workload(
     name: Name, rate: float, rng: random.Random, *, form: Form = "tokens", starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
@@ -249,18 +168,18 @@ def chat(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Multi-turn conversations with shared system prompts; they begin at ``rate`` over their mean number of turns."""
-    talks = _Talks(shape.question, shape.question, shape.answer, shape.turns, shape.think, shape.token_time)
-    return _talking("chat", rate, rng, form, talks, (shape.systems, shape.system_length), starts)
+    made_of = TalkShape(shape.question, shape.question, shape.answer, shape.turns, shape.think, shape.token_time)
+    return _talking("chat", rate, rng, form, made_of, (shape.systems, shape.system_length), starts)
 
 
 def rag(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Rag = Rag(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Independent questions, each behind some shared documents."""
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     system = writer.piece("system", shape.system)
     documents = [writer.piece("user", shape.document_length.sample(rng)) for _ in range(shape.documents)]
-    popular = _zipf(shape.documents)
+    popular = zipf(shape.documents)
     for at in _starts(starts, rate, rng):
         wanted = min(shape.per_prompt.sample(rng), shape.documents)
         picked: list[int] = []
@@ -277,8 +196,8 @@ def agent(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Tool-calling loops: long shared prompt, growing history, short outputs."""
-    talks = _Talks(shape.task, shape.result, shape.call, shape.steps, shape.tool_time, shape.token_time)
-    return _talking("agent", rate, rng, form, talks, (shape.agents, shape.tools_length), starts)
+    made_of = TalkShape(shape.task, shape.result, shape.call, shape.steps, shape.tool_time, shape.token_time)
+    return _talking("agent", rate, rng, form, made_of, (shape.agents, shape.tools_length), starts)
 
 
 def coding(
@@ -289,11 +208,11 @@ def coding(
     Times are planned, as everywhere: in a closed loop (`Sessions`) each session follows its own answers, and sub-agents
     begin when the plan says so.
     """
-    writer = _Writer(rng, form, CODING_UNIT)
+    writer = PromptWriter(rng, form, CODING_UNIT)
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
-    popular = _zipf(shape.products)
+    popular = zipf(shape.products)
     draws = _ProgramDraws(shape, rng)
-    scratch = _Writer(rng, form, CODING_UNIT)
+    scratch = PromptWriter(rng, form, CODING_UNIT)
     sizes = [len(_program(shape, scratch, draws, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
     begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
 
@@ -303,7 +222,7 @@ def coding(
             if turns:
                 yield start, number, _Program(turns)
 
-    return _written(_interleave(programs()), writer, "coding")
+    return _written(interleave(programs()), writer, "coding")
 
 
 class _Drawing:
@@ -355,7 +274,7 @@ class _Program(Session):
 
 
 def _program(
-    shape: Coding, writer: "_Writer", draws: _ProgramDraws, system: Piece, start: float, since: float = 0.0
+    shape: Coding, writer: PromptWriter, draws: _ProgramDraws, system: Piece, start: float, since: float = 0.0
 ) -> list[Turn]:
     """Return the turns of one program's sessions from ``since`` on, in order of time."""
     project = writer.piece("user", draws.project.next())
@@ -416,9 +335,9 @@ def plain(
     kind: str = "fixed",
 ) -> Iterator[TrafficRequest]:
     """Independent requests; a system prompt is whole blocks, and what follows it is exactly as long as drawn."""
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.tenants)]
-    popular = _zipf(shape.tenants) if systems else None
+    popular = zipf(shape.tenants) if systems else None
     for at in _starts(starts, rate, rng):
         system = [systems[popular.sample(rng)]] if popular is not None else []
         tokens = shape.prompt.sample(rng)
@@ -437,9 +356,9 @@ def images(
     """
     if form != "tokens":
         raise ConfigError("the workload images has no form of text", hint="leave the form out")
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     system = writer.piece("system", shape.system)
-    popular = _zipf(shape.popular)
+    popular = zipf(shape.popular)
     known: dict[int, tuple[Piece, TrafficMedia]] = {}
     made = 0
     for at in _starts(starts, rate, rng):
@@ -463,212 +382,31 @@ def images(
         yield replace(asked, media=media)
 
 
-def blocks_of(tokens: int, unit: int) -> int:
-    """Return the whole blocks of ``unit`` tokens that hold so many, at least one."""
-    return -(-tokens // unit) or 1
-
-
-class _Writer:
-    """Hand out pieces with ids of their own, and put requests together from them."""
-
-    def __init__(self, rng: random.Random, form: Form, unit: int = UNIT) -> None:
-        self.unit = unit
-        self._next = 0
-        self._form = form
-        self._text_seed = rng.getrandbits(64)
-
-    def piece(self, role: str, tokens: int) -> Piece:
-        """Return a new piece of at least so many tokens, rounded up to whole blocks."""
-        blocks = blocks_of(tokens, self.unit)
-        made = Piece(role, self._next, blocks)
-        self._next += blocks
-        return made
-
-    def request(self, turn: Turn, session: str | None, kind: str, shift: float = 0.0) -> TrafficRequest:
-        """Return the request whose prompt is these pieces, in the requested form.
-
-        Args:
-            session: its session, or its program where the turn names one of several sessions.
-        """
-        program = None if turn.branch is None else session
-        ids: list[int] = []
-        messages: list[ChatMessage] | None = None
-        if self._form == "tokens":
-            ids = turn.history.ids(turn.pieces)
-            blocks = len(ids)
-        else:
-            parts = turn.history.pieces[: turn.pieces]
-            messages = _messages(parts, self.unit, self._text_seed)
-            blocks = sum(part.blocks for part in parts)
-        return TrafficRequest(
-            at=turn.at - shift,
-            isl=blocks * self.unit,
-            osl=turn.osl,
-            hash_ids=ids,
-            block_size=self.unit,
-            messages=messages,
-            session=session if program is None else f"{program}/{turn.branch}",
-            program=program,
-            turn=turn.number,
-            think=turn.think,
-            kind=kind,
-        )
-
-
-def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
-    """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
-    out: list[ChatMessage] = []
-    for part in parts:
-        text = words(part.blocks * unit, seed ^ part.first_id)
-        if out and out[-1].role == part.role:
-            out[-1] = ChatMessage(part.role, f"{out[-1].content}\n\n{text}")
-        else:
-            out.append(ChatMessage(part.role, text))
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Talks:
-    """What sessions are made of in which one side asks and the other answers: ``opening`` and ``later`` questions, the
-    answers, how many of both, and the pause between an answer and the next question."""
-
-    opening: Lengths
-    later: Lengths
-    answer: Lengths
-    turns: Lengths
-    pause: Lengths
-    token_time: float
-
-
-class _TalkColumns:
-    """The turns of many sessions, one session after the other."""
-
-    __slots__ = ("answers", "ats", "pauses", "questions")
-
-    def __init__(self, ats: list[float], questions: list[int], answers: list[int], pauses: list[int]) -> None:
-        self.ats = ats
-        self.questions = questions
-        self.answers = answers
-        self.pauses = pauses
-
-
-class _Talk(Session):
-    """A session of questions and answers; its prompts are written when their turns come.
-
-    Args:
-        first, count: where in the columns its turns are, ``next`` of which comes next.
-    """
-
-    __slots__ = ("_columns", "_count", "_first", "_history", "_next", "_writer")
-
-    def __init__(
-        self, writer: "_Writer", system: Piece, columns: _TalkColumns, first: int, count: int, next: int
-    ) -> None:
-        super().__init__(columns.ats[first + next])
-        self._writer = writer
-        self._history = History([system])
-        self._columns = columns
-        self._first = first
-        self._count = count
-        self._next = next
-
-    def take(self) -> Turn:
-        """Return the next turn."""
-        number, first, columns = self._next, self._first, self._columns
-        pieces, piece = self._history.pieces, self._writer.piece
-        for turn in range(first + len(pieces) // 2, first + number + 1):
-            if turn > first:
-                pieces.append(piece("assistant", columns.answers[turn - 1]))
-            pieces.append(piece("user", columns.questions[turn]))
-        self._next += 1
-        self.at = columns.ats[first + self._next] if self._next < self._count else math.inf
-        think = float(columns.pauses[first + number - 1]) if number else None
-        return Turn(columns.ats[first + number], self._history, columns.answers[first + number], number, think)
-
-
 def _talking(
     kind: str,
     rate: float,
     rng: random.Random,
     form: Form,
-    shape: _Talks,
+    shape: TalkShape,
     systems: tuple[int, Lengths],
     starts: Starts | None,
 ) -> Iterator[TrafficRequest]:
     """Return the stream of such sessions, each under one of so many system prompts of uneven popularity."""
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     shared = [writer.piece("system", systems[1].sample(rng)) for _ in range(systems[0])]
     begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
-    talks = _talks(begin, shape, writer, shared, np.random.default_rng(rng.getrandbits(64)), SETTLE[kind])
-    return _written(_interleave(talks), writer, kind)
+    sessions = talks(begin, shape, writer, shared, np.random.default_rng(rng.getrandbits(64)), SETTLE[kind])
+    return _written(interleave(sessions), writer, kind)
 
 
-def _talks(
-    starts: Arrivals, shape: _Talks, writer: "_Writer", systems: list[Piece], rng: np.random.Generator, since: float
-) -> Iterator[tuple[float, int, Session]]:
-    """Yield the sessions that have a turn at ``since`` or later, each from its first such turn on.
-
-    What was before ``since`` is drawn as all is, in columns over many sessions: that a stream begins amid sessions that
-    run already costs little more than those that still run.
-    """
-    popular, counted = _zipf(len(systems)), 0
-    while begins := list(islice(starts, BATCH)):
-        turns = shape.turns.samples(rng, len(begins))
-        ends = np.cumsum(turns)
-        firsts = ends - turns
-        answers, pauses = shape.answer.samples(rng, ends[-1]), shape.pause.samples(rng, ends[-1])
-        steps = answers * shape.token_time + pauses
-        ats = np.cumsum(steps) - steps
-        ats += np.repeat(np.asarray(begins) - ats[firsts], turns)
-        past = np.add.reduceat((ats < since).astype(np.int64), firsts)
-        runs = past < turns
-        kept, mine = np.flatnonzero(runs), np.repeat(runs, turns)
-        firsts = np.cumsum(turns[kept]) - turns[kept]
-        questions = shape.later.samples(rng, int(mine.sum()))
-        questions[firsts] = shape.opening.samples(rng, len(kept))
-        columns = _TalkColumns(ats[mine].tolist(), questions.tolist(), answers[mine].tolist(), pauses[mine].tolist())
-        chosen = popular.samples(rng, len(kept))
-        for each, system, first, count, done in zip(
-            *(column.tolist() for column in (kept, chosen, firsts, turns[kept], past[kept])), strict=True
-        ):
-            yield begins[each], counted + each, _Talk(writer, systems[system], columns, first, count, done)
-        counted += len(begins)
-
-
-def _written(turns: Iterator[tuple[int, Turn]], writer: _Writer, kind: str) -> Iterator[TrafficRequest]:
+def _written(turns: Iterator[tuple[int, Turn]], writer: PromptWriter, kind: str) -> Iterator[TrafficRequest]:
     """Write out the prompts of turns, whose times count from `SETTLE` before the stream's."""
     for number, turn in turns:
         yield writer.request(turn, f"{kind}-{number}", kind, shift=SETTLE[kind])
 
 
-def _interleave(sessions: Iterator[tuple[float, int, Session]]) -> Iterator[tuple[int, Turn]]:
-    """Merge sessions, each with its start and number, into one stream of (number, turn) in order of time."""
-    waiting: list[tuple[float, int, Session]] = []
-    for start, number, session in sessions:
-        while waiting and waiting[0][0] <= start:
-            yield _pop(waiting)
-        heapq.heappush(waiting, (session.at, number, session))
-    while waiting:
-        yield _pop(waiting)
-
-
-def _pop(waiting: list[tuple[float, int, Session]]) -> tuple[int, Turn]:
-    _, number, session = waiting[0]
-    turn = session.take()
-    if math.isinf(session.at):
-        heapq.heappop(waiting)
-    else:
-        heapq.heapreplace(waiting, (session.at, number, session))
-    return number, turn
-
-
 def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
     return poisson(rate, rng) if starts is None else starts(rate)
-
-
-def _zipf(count: int) -> Empirical:
-    """Popularity of ``count`` things: the n-th is wanted 1/n as often as the first."""
-    return Empirical(range(count), [1.0 / (rank + 1) for rank in range(count)])
 
 
 def _mean(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
