@@ -15,8 +15,7 @@ import pytest
 
 from penstock.traffic import arrivals
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.planned_sessions import zipf
-from penstock.traffic.prompt_pieces import UNIT, PromptWriter, blocks_of
+from penstock.traffic.planned_sessions import UNIT, PromptWriter, blocks_of, zipf
 from penstock.traffic.workloads import (
     CODING_UNIT,
     SETTLE,

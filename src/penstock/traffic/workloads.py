@@ -18,8 +18,21 @@ from msgspec.structs import replace
 from penstock.kernel.errors import ConfigError
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.planned_sessions import BATCH, Session, TalkShape, interleave, talks, zipf
-from penstock.traffic.prompt_pieces import UNIT, Form, History, Piece, PromptWriter, Turn, blocks_of
+from penstock.traffic.planned_sessions import (
+    BATCH,
+    UNIT,
+    Form,
+    History,
+    Piece,
+    PromptWriter,
+    Session,
+    TalkShape,
+    Turn,
+    blocks_of,
+    interleave,
+    talks,
+    zipf,
+)
 from penstock.traffic.traffic_request import TrafficMedia, TrafficRequest
 
 CODING_UNIT = 128
