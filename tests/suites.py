@@ -217,7 +217,8 @@ SUITES = (
     ),
     Suite(
         "vllm",
-        below("tests/vllm", "children", "handoff", "test_environment", "test_parsers", "test_publisher", "tiers"),
+        below("tests/vllm", "children", "handoff", "test_environment", "test_parsers", "test_publisher", "tiers")
+        + below("tests/vllm", "test_transformers"),
         subject=(*ENGINES, *sources("blocks", "inside", "runtime/kv_tiers", "transfer")),
         gate=below("tests/vllm", "children/test_1_serves", "children/test_3_killed", "handoff/test_1_splits")
         + below("tests/vllm", "test_environment", "tiers/test_4_one_flag"),

@@ -14,6 +14,8 @@ from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}, {"id": "m-lora", "parent": "m"}]}
+CARD = WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="http://m")
+"""As it was described: a list that named the model then is to name it now."""
 METRICS = 'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="512"} 1.0\n'
 
 
@@ -41,7 +43,7 @@ async def serving(routes: dict[str, Any], status: int = 200) -> AsyncIterator[st
 async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
     """Serve these answers and describe the server."""
     async with serving(routes) as url, aiohttp.ClientSession() as http:
-        assert isinstance(await health(http, url, 5.0, "m"), ServerHealth)
+        assert isinstance(await health(http, url, 5.0, "m", card=CARD), ServerHealth)
         await measured_speed(http, url)
         return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
 
@@ -51,10 +53,10 @@ async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as http:
-        busy = await health(http, url, 0.3, "m")
+        busy = await health(http, url, 0.3, "m", card=CARD)
         assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
         listener.close()
-        assert await health(http, url, 0.3, "m") == ServerHealth("no answer", silent=False)
+        assert await health(http, url, 0.3, "m", card=CARD) == ServerHealth("no answer", silent=False)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +77,13 @@ async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
     routes: dict[str, Any], lack: str | None
 ) -> None:
     async with serving(routes) as url, aiohttp.ClientSession() as http:
-        found = await health(http, url, 5.0, "m")
+        found = await health(http, url, 5.0, "m", card=CARD)
         assert not found.silent and (found.lack is None if lack is None else lack in (found.lack or ""))
 
 
 async def test_a_server_that_limits_rates_is_busy() -> None:
     async with serving({"*": "slow down"}, 429) as url, aiohttp.ClientSession() as http:
-        assert await health(http, url, 5.0, "m") == ("/health answers 429", True)
+        assert await health(http, url, 5.0, "m", card=CARD) == ("/health answers 429", True)
 
 
 async def test_a_stock_vllm_is_read_in_full() -> None:

@@ -19,6 +19,7 @@ from penstock.cli.simulate import command
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
 from penstock.report.journal_replay import replay
+from penstock.report.simulation.simulation_outcome import times_of
 from penstock.report.simulation.variant_processes import in_processes
 from tests.page.documents import charts, document_of, words
 from tests.servers import children_of
@@ -63,6 +64,15 @@ def test_a_table_has_a_column_for_each_combination(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_a_run_without_a_page_names_none_and_a_slow_one_says_how_slow(tmp_path: Path) -> None:
+    said = simulate(tmp_path, *SHORT).stdout
+    assert "run folder" in said and "report.html" not in said
+    assert re.search(r"s of computing \([\d,.]+ times real time\)", said)
+    assert [times_of(speed) for speed in (0.0123, 0.5, 1.26, 1.04, 9.94, 9.96, 1234.5)] == [
+        *("0.012 times", "0.50 times", "1.3 times", "1.0 times", "9.9 times", "10 times", "1,234 times")
+    ]
+
+
 def test_json_has_every_figure_and_only_the_clock_differs_from_run_to_run(tmp_path: Path) -> None:
     one, other = variants(tmp_path, *SHORT)[0], variants(tmp_path, *SHORT)[0]
     assert {k: v for k, v in one.items() if not k.startswith("wall")} == {
@@ -93,7 +103,8 @@ def test_the_run_folder_has_the_files_of_a_live_run(tmp_path: Path) -> None:
     assert len(decisions) == len(records) and all(one["reason"] and one["candidates"] for one in decisions)
     page = words(document_of(folder / "report.html"))
     head, *rows = (folder / "metrics.csv").read_text().splitlines()
-    assert head.startswith("seconds,inflight,queued,") and [row.split(",")[0] for row in rows] == ["10", "20"]
+    looks = [str(10 * number) for number in range(1, int(found["simulated_s"] / 10) + 1)]
+    assert head.startswith("seconds,inflight,queued,") and [row.split(",")[0] for row in rows] == looks != []
     assert "Time to first token" in page and "SLO 2000 ms" in page and "goodput\n100.0%" in page
 
 
@@ -232,7 +243,19 @@ def test_a_closed_loop_waits_for_answers(tmp_path: Path) -> None:
     slower = ("--workload", "chat", "--rate", "6", "--requests", "60", "--no-html", *slow)
     open_loop, closed = variants(tmp_path, *slower)[0], variants(tmp_path, *slower, "--closed-loop")[0]
     assert closed["requests"]["ok"] == open_loop["requests"]["ok"] == 60
-    assert closed["simulated_s"] > open_loop["simulated_s"]
+    assert early_turns(closed) == 0 < early_turns(open_loop)
+
+
+def early_turns(found: dict[str, Any]) -> int:
+    """Count the turns that came before the answer to the one before them was there."""
+    ends: dict[str, float] = {}
+    early = 0
+    lines = (Path(found["wall_run"]) / "requests.jsonl").read_bytes().splitlines()
+    for record in sorted(decode_records(lines), key=lambda record: record.arrival):
+        assert record.session is not None and record.e2e is not None
+        early += record.arrival < ends.get(record.session, 0.0)
+        ends[record.session] = record.arrival + record.e2e
+    return early
 
 
 @pytest.mark.parametrize(

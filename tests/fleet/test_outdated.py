@@ -90,6 +90,17 @@ def test_what_is_outdated_is_replaced_and_nothing_else() -> None:
     assert set(here.states.values()) == {"ready"} and not here.waiting
 
 
+def test_what_a_later_pool_brings_outdated_is_replaced_as_well() -> None:
+    here = TakenOver(1, (0,), outdated=())
+    here.gone()
+    pool = Pool(model="m", desired=2)
+    here.post(events.PoolAdded(pool="other", configured=pool, adopted={0: (), 1: ()}, outdated=frozenset({1})))
+    for number in range(2):
+        here.post(events.Recalled(worker=f"other-{number}", role="aggregated", draining=False))
+    here.post(events.Begun())
+    assert here.gone()[-3:] == ["spawn other-2", "drain other-1", "stop other-1"]
+
+
 @pytest.mark.parametrize("draining", range(3))
 def test_one_that_drained_already_is_the_one_that_goes(draining: int) -> None:
     """An operator that is replaced amid a scale-down had told frontends so: with another victim nobody may serve."""

@@ -56,9 +56,10 @@ def test_kv_takes_its_time_on_the_wire_and_shares_it() -> None:
 
 
 def test_a_leg_that_its_engine_refuses_leaves_no_hand_off_open() -> None:
-    small = msgspec.structs.replace(SIM, kv_blocks=300, max_model_len=4500)
-    run = Run(split(sim=small, checked=True), chat(20, rate=4.0))  # its end compares the books
-    outcomes = run.outcomes()
+    asked = chat(20, rate=4.0)
+    longest = sorted(request.isl for request in asked)[-3]
+    small = msgspec.structs.replace(SIM, kv_blocks=300, max_model_len=longest)
+    outcomes = Run(split(sim=small, checked=True), asked).outcomes()  # its end compares the books
     assert outcomes["ok"] > 0 and outcomes["failed"] > 0, "some prompts are longer than an engine takes"
 
 

@@ -13,9 +13,10 @@ from penstock.kernel.errors import ConfigError
 from penstock.traffic import arrivals, trace_slices
 from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
+from penstock.traffic.planned_sessions import Form
 from penstock.traffic.prompt_maker import PromptMaker
 from penstock.traffic.traffic_request import TrafficRequest, shared_tokens
-from penstock.traffic.workloads import Coding, Form, Name, Plain, plain, workload
+from penstock.traffic.workloads import Coding, Name, Plain, plain, workload
 
 KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
 

@@ -36,6 +36,7 @@ if not VENV:
         "test_front_door.py",
         "test_parsers.py",
         "test_publisher.py",
+        "test_transformers.py",
         "test_weights.py",
     ]  # one skip says it for all: test_environment.py
 

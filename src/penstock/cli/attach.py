@@ -32,7 +32,7 @@ less well.
 @click.argument("urls", nargs=-1, metavar="[URL...]")
 @click.option("--selector", help="Label selector of Kubernetes pods, or inferencepool/NAME; in place of URLs.")
 @click.option("--namespace", help="Namespace of those pods; unset is the one of the login.")
-@click.option("--model", help="Model that all of them serve; unset asks each server.")
+@click.option("--model", help="Model that all of them serve, as requests name it; unset asks each server for its list.")
 @click.option(
     "--engine", type=click.Choice(KINDS), default="openai", show_default=True, help="Kind; openai asks each server."
 )

@@ -161,6 +161,8 @@ class Fleet:
             self.state.gpus.claim(gpus)
             life = self._lives.create(now, pool, number, gpus)
             life.adopted, life.outdated = True, number in event.outdated
+        if event.outdated:
+            self._restart.look()
         for number in range(goal if event.attached else 0):
             self._lives.create(now, pool, number)
         if not event.attached:

@@ -26,6 +26,11 @@ class RollingRestart:
         self._state = state
         self._scaling = scaling
         self._effects = effects
+        self._look = True
+
+    def look(self) -> None:
+        """Look for outdated replicas again: some were adopted, and none becomes outdated in another way."""
+        self._look = True
 
     def desired(self, order: RestartOrder) -> None:
         """Let a restart begin with the next `advance`, or follow the one under way."""
@@ -58,8 +63,9 @@ class RollingRestart:
         """Do the next thing; return False where something has to be waited for."""
         restart, order = self._state.restart, self._state.next_restart
         if restart is None:
-            if order is None and any(life.outdated for life in self._state.lives.values()):
-                order = OUTDATED if all(pool.begun for pool in self._state.pools.values()) else None
+            if order is None and self._look:
+                self._look = any(life.outdated for life in self._state.lives.values())
+                order = OUTDATED if self._look and all(pool.begun for pool in self._state.pools.values()) else None
             if order is not None:
                 self._begin(order)
             return order is not None

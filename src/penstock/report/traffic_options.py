@@ -19,8 +19,9 @@ from penstock.traffic.formats.trace_rows import TraceRequests
 from penstock.traffic.image_spec import IMAGE_KINDS
 from penstock.traffic.inline_spec import parse
 from penstock.traffic.lengths import parse_lengths
+from penstock.traffic.planned_sessions import Form
 from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import SETTLE, Form, Name, Plain, images, plain, workload
+from penstock.traffic.workloads import SETTLE, Name, Plain, images, plain, workload
 
 DURATION = 60.0
 """Seconds of a workload where neither a number of requests nor a duration is given."""

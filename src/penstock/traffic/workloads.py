@@ -6,24 +6,35 @@ messages. Turns of a session come at planned times: answers are not waited for (
 made-up answers of the planned length, and a cache can hit the prompt's part of the history only.
 """
 
-import heapq
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from penstock.kernel.errors import ConfigError
 from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.pseudo_words import words
-from penstock.traffic.traffic_request import ChatMessage, TrafficMedia, TrafficRequest
+from penstock.traffic.planned_sessions import (
+    BATCH,
+    UNIT,
+    Form,
+    History,
+    Piece,
+    PromptWriter,
+    Session,
+    TalkShape,
+    Turn,
+    blocks_of,
+    interleave,
+    talks,
+    zipf,
+)
+from penstock.traffic.traffic_request import TrafficMedia, TrafficRequest
 
-UNIT = 16
-"""Tokens per hash id of a workload: the smallest block size in common use, so that any engine's blocks can share."""
-
-Form = Literal["tokens", "text"]
 CODING_UNIT = 128
 """The same of the workload coding, whose prompts are so long that smaller ids would only cost memory."""
 
@@ -31,7 +42,8 @@ Name = Literal["chat", "rag", "agent", "coding", "fixed", "tenants", "images"]
 SETTLE = {"chat": 300.0, "agent": 120.0, "coding": 2400.0}
 """Seconds that are left out at the start of a workload of sessions: several times a session's mean length, so that the
 stream begins amid sessions that run already and has its full rate from the first second on. ``starts`` give times that
-count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`)."""
+count from before them (see ``lead`` of `arrival_patterns.ArrivalPattern.stream`). Of the sessions that begin in them
+only the times are made, and the rest of those that go on after them (see `planned_sessions.talks`)."""
 Starts = Callable[[float], Arrivals]
 """rate per second -> times"""
 
@@ -144,70 +156,6 @@ TENANTS = Plain(prompt=Lognormal(200, 0.9, 4, 4096), answer=Lognormal(200, 0.7, 
 """Many tenants, each with a long system prompt, and short questions."""
 
 
-class Piece:
-    """Part of a prompt: a run of ids that stands for the same tokens wherever it is used."""
-
-    __slots__ = ("blocks", "first_id", "role")
-
-    def __init__(self, role: str, first_id: int, blocks: int) -> None:
-        self.role = role
-        self.first_id = first_id
-        self.blocks = blocks
-
-
-class History:
-    """The pieces of a session, of which each of its prompts has the first so many."""
-
-    __slots__ = ("_ends", "_ids", "pieces")
-
-    def __init__(self, pieces: list[Piece]) -> None:
-        self.pieces = pieces
-        self._ids: list[int] = []
-        self._ends: list[int] = []
-        """How many ids there are with each piece: written when they are asked for, which most turns of `SETTLE` never
-        are."""
-
-    def ids(self, pieces: int) -> list[int]:
-        """Return the ids of its first pieces."""
-        for piece in self.pieces[len(self._ends) : pieces]:
-            self._ids += range(piece.first_id, piece.first_id + piece.blocks)
-            self._ends.append(len(self._ids))
-        return self._ids[: self._ends[pieces - 1]]
-
-
-class Turn:
-    """One turn of a session before its prompt is written out.
-
-    Args:
-        history: the prompt and, of a session that goes on, what its later prompts have behind it.
-        pieces: how many of those are the prompt.
-        branch: which session of its program it is of, 0 the main one; None where there are no programs.
-    """
-
-    __slots__ = ("at", "branch", "history", "number", "osl", "pieces", "think")
-
-    def __init__(
-        self,
-        at: float,
-        history: History,
-        osl: int,
-        number: int = 0,
-        think: float | None = None,
-        branch: int | None = None,
-    ) -> None:
-        self.at = at
-        self.history = history
-        self.pieces = len(history.pieces)
-        self.osl = osl
-        self.number = number
-        self.think = think
-        self.branch = branch
-
-
-Session = Callable[[float], Iterator[Turn]]
-"""start -> the turns of one session, in order of their planned times."""
-
-
 def workload(
     name: Name, rate: float, rng: random.Random, *, form: Form = "tokens", starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
@@ -233,33 +181,18 @@ def chat(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Chat = Chat(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Multi-turn conversations with shared system prompts; they begin at ``rate`` over their mean number of turns."""
-    writer = _Writer(rng, form)
-    systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.systems)]
-    popular = _zipf(shape.systems)
-    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
-
-    def session(start: float) -> Iterator[Turn]:
-        history = History([systems[popular.sample(rng)]])
-        at, think = start, None
-        for turn in range(shape.turns.sample(rng)):
-            history.pieces.append(writer.piece("user", shape.question.sample(rng)))
-            osl = shape.answer.sample(rng)
-            yield Turn(at, history, osl, turn, think)
-            history.pieces.append(writer.piece("assistant", osl))
-            think = shape.think.sample(rng) * 1.0
-            at += osl * shape.token_time + think
-
-    return _written(_interleave(begin, session), writer, "chat")
+    made_of = TalkShape(shape.question, shape.question, shape.answer, shape.turns, shape.think, shape.token_time)
+    return _talking("chat", rate, rng, form, made_of, (shape.systems, shape.system_length), starts)
 
 
 def rag(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Rag = Rag(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Independent questions, each behind some shared documents."""
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     system = writer.piece("system", shape.system)
     documents = [writer.piece("user", shape.document_length.sample(rng)) for _ in range(shape.documents)]
-    popular = _zipf(shape.documents)
+    popular = zipf(shape.documents)
     for at in _starts(starts, rate, rng):
         wanted = min(shape.per_prompt.sample(rng), shape.documents)
         picked: list[int] = []
@@ -276,23 +209,8 @@ def agent(
     rate: float, rng: random.Random, *, form: Form = "tokens", shape: Agent = Agent(), starts: Starts | None = None
 ) -> Iterator[TrafficRequest]:
     """Tool-calling loops: long shared prompt, growing history, short outputs."""
-    writer = _Writer(rng, form)
-    tools = [writer.piece("system", shape.tools_length.sample(rng)) for _ in range(shape.agents)]
-    popular = _zipf(shape.agents)
-    begin = _starts(starts, rate / _mean(shape.steps, rng), rng)
-
-    def session(start: float) -> Iterator[Turn]:
-        history = History([tools[popular.sample(rng)], writer.piece("user", shape.task.sample(rng))])
-        at, think = start, None
-        for turn in range(shape.steps.sample(rng)):
-            osl = shape.call.sample(rng)
-            yield Turn(at, history, osl, turn, think)
-            history.pieces.append(writer.piece("assistant", osl))
-            history.pieces.append(writer.piece("user", shape.result.sample(rng)))
-            think = shape.tool_time.sample(rng) * 1.0
-            at += osl * shape.token_time + think
-
-    return _written(_interleave(begin, session), writer, "agent")
+    made_of = TalkShape(shape.task, shape.result, shape.call, shape.steps, shape.tool_time, shape.token_time)
+    return _talking("agent", rate, rng, form, made_of, (shape.agents, shape.tools_length), starts)
 
 
 def coding(
@@ -303,65 +221,120 @@ def coding(
     Times are planned, as everywhere: in a closed loop (`Sessions`) each session follows its own answers, and sub-agents
     begin when the plan says so.
     """
-    writer = _Writer(rng, form, CODING_UNIT)
+    writer = PromptWriter(rng, form, CODING_UNIT)
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
-    popular = _zipf(shape.products)
-    own = random.Random(rng.getrandbits(64))
-    scratch = _Writer(own, form, CODING_UNIT)
-    sizes = [len(_program(shape, scratch, own, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
+    popular = zipf(shape.products)
+    draws = _ProgramDraws(shape, rng)
+    scratch = PromptWriter(rng, form, CODING_UNIT)
+    sizes = [len(_program(shape, scratch, draws, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
     begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
 
-    def session(start: float) -> Iterator[Turn]:
-        return iter(_program(shape, writer, rng, products[popular.sample(rng)], start, SETTLE["coding"]))
+    def programs() -> Iterator[tuple[float, int, Session]]:
+        for number, start in enumerate(begin):
+            turns = _program(shape, writer, draws, products[popular.sample(rng)], start, SETTLE["coding"])
+            if turns:
+                yield start, number, _Program(turns)
 
-    return _written(_interleave(begin, session), writer, "coding")
+    return _written(interleave(programs()), writer, "coding")
+
+
+class _Drawing:
+    """Hands out one length at a time of those that are drawn many at once."""
+
+    __slots__ = ("_drawn", "_lengths", "_rng")
+
+    def __init__(self, lengths: Lengths, rng: np.random.Generator) -> None:
+        self._lengths = lengths
+        self._rng = rng
+        self._drawn: list[int] = []
+
+    def next(self) -> int:
+        """Return a length."""
+        if not self._drawn:
+            self._drawn = self._lengths.samples(self._rng, 8 * BATCH).tolist()
+        return self._drawn.pop()
+
+
+class _ProgramDraws:
+    """The lengths that programs are made of."""
+
+    def __init__(self, shape: Coding, rng: random.Random) -> None:
+        self.rng = rng
+        own = np.random.default_rng(rng.getrandbits(64))
+        self.project, self.task = _Drawing(shape.project, own), _Drawing(shape.task, own)
+        self.answer, self.result = _Drawing(shape.answer, own), _Drawing(shape.result, own)
+        self.turns, self.forks = _Drawing(shape.turns, own), _Drawing(shape.forks, own)
+        self.sub_agents, self.sub_turns = _Drawing(shape.sub_agents, own), _Drawing(shape.sub_turns, own)
+        self.tool_time = _Drawing(shape.tool_time, own)
+
+
+class _Program(Session):
+    """The turns of a program's sessions, in order of time."""
+
+    __slots__ = ("_next", "_turns")
+
+    def __init__(self, turns: list[Turn]) -> None:
+        super().__init__(turns[0].at)
+        self._turns = turns
+        self._next = 0
+
+    def take(self) -> Turn:
+        """Return the next turn."""
+        turn = self._turns[self._next]
+        self._next += 1
+        self.at = self._turns[self._next].at if self._next < len(self._turns) else math.inf
+        return turn
 
 
 def _program(
-    shape: Coding, writer: "_Writer", rng: random.Random, system: Piece, start: float, since: float = 0.0
+    shape: Coding, writer: PromptWriter, draws: _ProgramDraws, system: Piece, start: float, since: float = 0.0
 ) -> list[Turn]:
     """Return the turns of one program's sessions from ``since`` on, in order of time."""
-    project = writer.piece("user", shape.project.sample(rng))
-    turns = shape.turns.sample(rng)
-    forks = {rng.randrange(turns) for _ in range(shape.forks.sample(rng))}
+    project = writer.piece("user", draws.project.next())
+    turns = draws.turns.next()
+    forks = {draws.rng.randrange(turns) for _ in range(draws.forks.next())}
     branches = 0
     planned: list[Turn] = []
+    said: list[tuple[History, list[tuple[str, int]]]] = []
 
     def run(branch: int, begins: float, count: int, forks: set[int]) -> float:
         nonlocal branches
-        history = History([system, project])
+        history, own = History([system, project]), list[tuple[str, int]]()
+        said.append((history, own))
         blocks = system.blocks + project.blocks
 
         def add(role: str, tokens: int) -> None:
             nonlocal blocks
-            piece = writer.piece(role, tokens)
-            history.pieces.append(piece)
-            blocks += piece.blocks
+            own.append((role, tokens))
+            blocks += blocks_of(tokens, writer.unit)
 
-        add("user", shape.task.sample(rng))
+        add("user", draws.task.next())
         at, think = begins, None
         for number in range(count):
-            osl = shape.answer.sample(rng)
+            osl = draws.answer.next()
             if blocks * writer.unit + osl > shape.context_max:
                 break
             if at >= since:
-                planned.append(Turn(at, history, osl, number, think, branch))
+                planned.append(Turn(at, history, osl, number, think, branch, len(own)))
             answered = at + osl * shape.token_time
-            think = shape.tool_time.sample(rng) * 1.0
+            think = draws.tool_time.next() * 1.0
             add("assistant", osl)
             if number in forks:
                 ends = []
-                for _ in range(shape.sub_agents.sample(rng)):
+                for _ in range(draws.sub_agents.next()):
                     branches += 1
-                    ends.append(run(branches, answered, shape.sub_turns.sample(rng), set()))
-                    add("user", shape.answer.sample(rng))  # its report
+                    ends.append(run(branches, answered, draws.sub_turns.next(), set()))
+                    add("user", draws.answer.next())  # its report
                 think = max(think, max(ends) - answered)
             else:
-                add("user", shape.result.sample(rng))
+                add("user", draws.result.next())
             at = answered + think
         return at
 
     run(0, start, turns, forks)
+    if planned:  # the prompts of a program that is over before ``since`` are never asked for
+        for history, own in said:
+            history.pieces += [writer.piece(role, tokens) for role, tokens in own]
     return sorted(planned, key=lambda turn: turn.at)
 
 
@@ -375,9 +348,9 @@ def plain(
     kind: str = "fixed",
 ) -> Iterator[TrafficRequest]:
     """Independent requests; a system prompt is whole blocks, and what follows it is exactly as long as drawn."""
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.tenants)]
-    popular = _zipf(shape.tenants) if systems else None
+    popular = zipf(shape.tenants) if systems else None
     for at in _starts(starts, rate, rng):
         system = [systems[popular.sample(rng)]] if popular is not None else []
         tokens = shape.prompt.sample(rng)
@@ -396,9 +369,9 @@ def images(
     """
     if form != "tokens":
         raise ConfigError("the workload images has no form of text", hint="leave the form out")
-    writer = _Writer(rng, form)
+    writer = PromptWriter(rng, form)
     system = writer.piece("system", shape.system)
-    popular = _zipf(shape.popular)
+    popular = zipf(shape.popular)
     known: dict[int, tuple[Piece, TrafficMedia]] = {}
     made = 0
     for at in _starts(starts, rate, rng):
@@ -422,108 +395,33 @@ def images(
         yield replace(asked, media=media)
 
 
-class _Writer:
-    """Hand out pieces with ids of their own, and put requests together from them."""
-
-    def __init__(self, rng: random.Random, form: Form, unit: int = UNIT) -> None:
-        self.unit = unit
-        self._next = 0
-        self._form = form
-        self._text_seed = rng.getrandbits(64)
-
-    def piece(self, role: str, tokens: int) -> Piece:
-        """Return a new piece of at least so many tokens, rounded up to whole blocks."""
-        blocks = max(1, -(-tokens // self.unit))
-        made = Piece(role, self._next, blocks)
-        self._next += blocks
-        return made
-
-    def request(self, turn: Turn, session: str | None, kind: str, shift: float = 0.0) -> TrafficRequest:
-        """Return the request whose prompt is these pieces, in the requested form.
-
-        Args:
-            session: its session, or its program where the turn names one of several sessions.
-        """
-        program = None if turn.branch is None else session
-        ids: list[int] = []
-        messages: list[ChatMessage] | None = None
-        if self._form == "tokens":
-            ids = turn.history.ids(turn.pieces)
-            blocks = len(ids)
-        else:
-            parts = turn.history.pieces[: turn.pieces]
-            messages = _messages(parts, self.unit, self._text_seed)
-            blocks = sum(part.blocks for part in parts)
-        return TrafficRequest(
-            at=turn.at - shift,
-            isl=blocks * self.unit,
-            osl=turn.osl,
-            hash_ids=ids,
-            block_size=self.unit,
-            messages=messages,
-            session=session if program is None else f"{program}/{turn.branch}",
-            program=program,
-            turn=turn.number,
-            think=turn.think,
-            kind=kind,
-        )
+def _talking(
+    kind: str,
+    rate: float,
+    rng: random.Random,
+    form: Form,
+    shape: TalkShape,
+    systems: tuple[int, Lengths],
+    starts: Starts | None,
+) -> Iterator[TrafficRequest]:
+    """Return the stream of such sessions, each under one of so many system prompts of uneven popularity."""
+    writer = PromptWriter(rng, form)
+    shared = [writer.piece("system", systems[1].sample(rng)) for _ in range(systems[0])]
+    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
+    sessions = talks(begin, shape, writer, shared, np.random.default_rng(rng.getrandbits(64)), SETTLE[kind])
+    return _written(interleave(sessions), writer, kind)
 
 
-def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
-    """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
-    out: list[ChatMessage] = []
-    for part in parts:
-        text = words(part.blocks * unit, seed ^ part.first_id)
-        if out and out[-1].role == part.role:
-            out[-1] = ChatMessage(part.role, f"{out[-1].content}\n\n{text}")
-        else:
-            out.append(ChatMessage(part.role, text))
-    return out
-
-
-def _written(turns: Iterator[tuple[int, Turn]], writer: _Writer, kind: str) -> Iterator[TrafficRequest]:
-    """Leave the beginning out, and write out the prompts of what is left."""
-    settle = SETTLE[kind]
+def _written(turns: Iterator[tuple[int, Turn]], writer: PromptWriter, kind: str) -> Iterator[TrafficRequest]:
+    """Write out the prompts of turns, whose times count from `SETTLE` before the stream's."""
     for number, turn in turns:
-        if turn.at >= settle:
-            yield writer.request(turn, f"{kind}-{number}", kind, shift=settle)
-
-
-def _interleave(starts: Arrivals, session: Session) -> Iterator[tuple[int, Turn]]:
-    """Merge sessions into one stream of (session, turn) in order of time; only sessions that have begun are held."""
-    waiting: list[tuple[float, int, Turn, Iterator[Turn]]] = []
-    for number, start in enumerate(starts):
-        while waiting and waiting[0][0] <= start:
-            yield _pop(waiting)
-        turns = session(start)
-        first = next(turns, None)
-        if first is not None:
-            heapq.heappush(waiting, (first.at, number, first, turns))
-    while waiting:
-        yield _pop(waiting)
-
-
-def _pop(waiting: list[tuple[float, int, Turn, Iterator[Turn]]]) -> tuple[int, Turn]:
-    _, owner, turn, rest = waiting[0]
-    following = next(rest, None)
-    if following is None:
-        heapq.heappop(waiting)
-    else:
-        heapq.heapreplace(waiting, (following.at, owner, following, rest))
-    return owner, turn
+        yield writer.request(turn, f"{kind}-{number}", kind, shift=SETTLE[kind])
 
 
 def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
     return poisson(rate, rng) if starts is None else starts(rate)
 
 
-def _zipf(count: int) -> Empirical:
-    """Popularity of ``count`` things: the n-th is wanted 1/n as often as the first."""
-    return Empirical(range(count), [1.0 / (rank + 1) for rank in range(count)])
-
-
-def _mean(lengths: Lengths, rng: random.Random, draws: int = 1000) -> float:
-    if isinstance(lengths, Fixed):
-        return float(lengths.tokens)
-    own = random.Random(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
-    return sum(lengths.sample(own) for _ in range(draws)) / draws
+def _mean(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
+    own = np.random.default_rng(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
+    return float(lengths.samples(own, draws).mean())

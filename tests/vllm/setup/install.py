@@ -28,6 +28,8 @@ ROOM = 4 << 30
 """Bytes of disk that the installation takes for a while."""
 SOUNDFILE = "0.14.0"
 """What vLLM reads sounds with: of what its extra `audio` brings the one part that WAV and FLAC files need."""
+ACCELERATE = "1.15.0"
+"""What `transformers serve` puts a model onto a device with. It needs nothing that is not there."""
 FOREIGN = ("torchvision", "torchaudio", "torchcodec", "triton")
 """Come along as CUDA builds: with torchvision present no model can be imported, and the others are of no use here."""
 NAME = """\
@@ -64,6 +66,8 @@ def install(folder: Path) -> None:
     venv.patch(PATCHES)
     if found.get("soundfile") != SOUNDFILE and venv.pip("install", "--no-deps", f"soundfile=={SOUNDFILE}"):
         raise Failed(f"soundfile {SOUNDFILE} could not be installed into {folder}")
+    if found.get("accelerate") != ACCELERATE and venv.pip("install", "--no-deps", f"accelerate=={ACCELERATE}"):
+        raise Failed(f"accelerate {ACCELERATE} could not be installed into {folder}")
     foreign = sorted(set(found) & set(FOREIGN))
     if foreign and venv.pip("uninstall", "-y", *foreign):
         raise Failed(f"{', '.join(foreign)} can't be taken out of {folder}")

@@ -16,7 +16,7 @@ from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialec
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_access import refused
 from penstock.adapters.engines.http.engine_http import EngineServer
-from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, TAKEN, UNTRIED
+from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, TAKEN, UNLISTED, UNTRIED
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 
@@ -40,15 +40,17 @@ async def describe(
 
     Args:
         url: base URL, such as ``http://127.0.0.1:8001``.
-        model: name that it must serve; None takes the first that it lists.
+        model: name that it must serve; None takes the first that it lists. A server whose list names no model at all,
+            or can't be read, is taken at this name, and its card has the label `UNLISTED`.
         overrides: card fields that the operator knows better; None values are ignored. An ``engine`` among them
             selects the dialect.
         pool: dotted name of its pool's settings, for what is said of a refusal.
     Raises:
-        EngineError: the server can't be reached, still loads, lists no model, or not the requested one.
+        EngineError: the server can't be reached, still loads, is not healthy, does not list the requested model among
+            those that it lists, or none where none is requested.
     """
     server = EngineServer(http, url)
-    mine, adapters = await _listed(server, model, pool)
+    mine, adapters, unlisted = await _listed(server, model, pool)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     kind = DIALECTS.get(given.get("engine", ""))
     if kind is None or kind.name in _GUESS:
@@ -67,8 +69,9 @@ async def describe(
     card = {name: value for name, value in known.items() if value is not None}
     if card.get("role", "aggregated") in ("prefill", "decode") and "handoff" not in card:
         card["handoff"] = USUAL.get(card.get("engine", ""))
-    if "labels" in card:
-        card["labels"] = {**(fields.get("labels") or {}), **card["labels"]}
+    if "labels" in card or unlisted is not None:
+        told = {} if unlisted is None else {UNLISTED: unlisted}
+        card["labels"] = {**(fields.get("labels") or {}), **(card.get("labels") or {}), **told}
         if card["labels"].get(CHAT_TEMPLATE) == UNTRIED:
             card["labels"][CHAT_TEMPLATE] = await _with_request(server, mine["id"])
     try:
@@ -106,17 +109,18 @@ async def health(
     model: str,
     pool: str = "pools.NAME",
     *,
-    engine: str = "openai",
+    card: WorkerCard | None,
 ) -> ServerHealth:
     """Ask a server's route of health (where it has one) whether it serves, and its list whether it still has the model.
 
     Args:
-        engine: its kind, as its card says, which has the route.
+        card: as it was described; None where it is not a worker now. Its kind has the route. A list that never named
+            the model is not asked; before there is a card, it counts where it names any.
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
     server = EngineServer(http, url, timeout)
-    route = dialect_of(engine).health
+    route = dialect_of("openai" if card is None else card.engine).health
     for path in (route, "/v1/models"):
         status = await server.status(path)
         if status is None:
@@ -125,9 +129,13 @@ async def health(
                 f"no answer to its health check within {timeout:g} s" if silent else f"no answer{server.reason}",
                 silent,
             )
+        if path == route and card is not None and UNLISTED in card.labels and status in (200, 404):
+            return ServerHealth(None)
+        if path != route and card is None and not models_in(await server.json(path)):
+            return ServerHealth(None)  # `describe` says whether its pool's word is enough
         if status != 200 and (path, status) != (route, 404):
             return ServerHealth(f"{path} answers {status}{refused(status, pool)}", silent=status == 429)
-    names = [entry["id"] for entry in _models(await server.object("/v1/models"))]
+    names = [entry["id"] for entry in models_in(await server.json("/v1/models"))]
     return ServerHealth(None if model in names else f"it does not serve {model!r} any more; it lists {names}")
 
 
@@ -195,12 +203,12 @@ async def listed_adapters(http: aiohttp.ClientSession, url: str, model: str) -> 
     listing = await EngineServer(http, url).object("/v1/models")
     if not isinstance(listing.get("data"), list):
         return None
-    return _adapters_of(model, _models(listing))
+    return _adapters_of(model, models_in(listing))
 
 
-def _models(listing: JsonObject) -> list[JsonObject]:
-    """Return the entries of a server's list that name a model."""
-    entries = listing.get("data")
+def models_in(listing: Any) -> list[JsonObject]:
+    """Return the entries that name a model in a server's answer to ``/v1/models``, whatever it is."""
+    entries = listing.get("data") if isinstance(listing, dict) else None
     return [
         entry
         for entry in (entries if isinstance(entries, list) else [])
@@ -208,29 +216,52 @@ def _models(listing: JsonObject) -> list[JsonObject]:
     ]
 
 
-async def _listed(server: EngineServer, model: str | None, pool: str) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the model's entry in the server's list, and the names of its adapters."""
-    listing = await server.json("/v1/models")
-    if listing is None:
-        status = await server.status("/v1/models")
-        if status == 503 or await server.status("/health") == 503:
-            raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
-        if status is None:
-            hint = "is it up, is this its address, and does it ask for https or a certificate of ours?"
-            raise EngineError(f"{server.url} does not answer{server.reason}", hint=hint)
-        if why := refused(status, pool):
-            raise EngineError(f"{server.url}/v1/models answers {status}{why}")
-        what = "without JSON" if status == 200 else f"with status {status}"
-        raise EngineError(f"{server.url}/v1/models answers {what}", hint="is it an OpenAI-compatible server?")
-    models = _models(listing if isinstance(listing, dict) else {})
+class _Listed(NamedTuple):
+    """A model's entry in a server's list, the names of its adapters, and what is wrong with a list that names none."""
+
+    entry: JsonObject
+    adapters: tuple[str, ...] = ()
+    unlisted: str | None = None
+
+
+async def _listed(server: EngineServer, model: str | None, pool: str) -> _Listed:
+    models = models_in(await server.json("/v1/models"))
+    if not models:
+        why = await _no_list(server, pool)
+        if model is None:
+            raise EngineError(f"{server.url}{why}", hint="is it an OpenAI-compatible server?")
+        return _Listed({"id": model}, unlisted=why)
     names = [entry["id"] for entry in models]
-    if not names or (model is not None and model not in names):
-        wanted = "a model" if model is None else repr(model)
+    if model is not None and model not in names:
         raise EngineError(
-            f"{server.url} does not serve {wanted}; it lists {names}", hint="name the model as the server does"
+            f"{server.url} does not serve {model!r}; it lists {names}", hint="name the model as the server does"
         )
     mine = models[names.index(model)] if model is not None else models[0]
-    return mine, _adapters_of(mine["id"], models)
+    return _Listed(mine, _adapters_of(mine["id"], models))
+
+
+async def _no_list(server: EngineServer, pool: str) -> str:
+    """Return what is wrong with the list of a server that lists no model, to follow its URL.
+
+    Raises:
+        EngineError: the server is not there, is not ready, or does not let us in: that is why.
+    """
+    status, health = await server.status("/v1/models"), await server.status("/health")
+    if health == 503 or (status == 503 and health != 200):
+        raise EngineError(f"{server.url} still loads its model, or is ending", hint="it is asked again")
+    if status == 429:
+        raise EngineError(f"{server.url}/v1/models answers 429", hint="it is asked again")
+    if status is None:
+        hint = "is it up, is this its address, and does it ask for https or a certificate of ours?"
+        raise EngineError(f"{server.url} does not answer{server.reason}", hint=hint)
+    if why := refused(status, pool):
+        raise EngineError(f"{server.url}/v1/models answers {status}{why}")
+    if health not in (200, 404):
+        what = f"answers {health}{refused(health, pool)}" if health is not None else f"does not answer{server.reason}"
+        raise EngineError(f"{server.url}/health {what}", hint="it is asked again")
+    if status != 200:
+        return f"/v1/models answers with status {status}"
+    return "/v1/models answers without JSON" if await server.json("/v1/models") is None else "/v1/models lists no model"
 
 
 def _adapters_of(model: str, models: Sequence[JsonObject]) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ CHAT_TEMPLATE = "chat_template"
 """Label of engines whose model has a chat template in the settings: how they get it."""
 AS_FLAG, TAKEN, REFUSED, UNTRIED = "flag", "request", "refused", "untried"
 """Its values: by a flag, with each chat, not at all; or nobody has asked the server yet."""
+UNLISTED = "unlisted"
+"""Label of a server that serves its model by the word of the settings: why its own list does not say so."""
 TEMPLATE_FLAGS = {
     "sim": "--chat-template",
     "vllm": "--chat-template",

@@ -19,6 +19,7 @@ from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.vllm import cache_labels
 from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
+from penstock.adapters.engines.pool_overrides import WITH_TIERS
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
 from penstock.frontend.admin.cluster_status import ClusterStatus
@@ -168,7 +169,7 @@ def _tokens(name: str, answer: ProbeResult) -> Iterator[Finding]:
 
 
 def _block_size(worker: WorkerStatus, metrics: MetricsReader) -> Iterator[Finding]:
-    labels = cache_labels(metrics(worker.url)) or {}
+    labels = (cache_labels(metrics(worker.url)) or {}) if worker.engine in WITH_TIERS else {}
     theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
         yield _finding(

@@ -20,6 +20,7 @@ from penstock.adapters.engines.http.engine_access import (
     refused,
 )
 from penstock.adapters.engines.http.engine_http import EngineServer
+from penstock.adapters.engines.pool_overrides import WITH_TIERS
 from penstock.adapters.listen_address import bind_error
 from penstock.adapters.tls import client_context
 from penstock.cli.doctor_checks.cache_probe import MetricsReader, engine_metrics, probe
@@ -283,7 +284,8 @@ def check_caches(
 ) -> Iterator[Finding]:
     """Check that each engine's tiers give back what they take, and that our view of its cache is right."""
     for worker in status.workers:
-        yield from check_tiers(worker.id, metrics(worker.url))
+        if worker.engine in WITH_TIERS:
+            yield from check_tiers(worker.id, metrics(worker.url))
     if not probing.on:
         return
     where = url

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from penstock.adapters.engines.describe import models_in
 from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, read_access, refused
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.cli.shared.checkpoint import tokenizer_in
@@ -24,7 +25,12 @@ from penstock.kernel.values import JsonObject
 ASK_EVERY = 1.0
 """Seconds between two rounds of questions where no server answers yet."""
 KINDS = ("openai", "vllm", "sglang", "trtllm", "llamacpp", "sim")
+NAME_IT = "give --model NAME, the name that it takes in requests"
 FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+class ModelUnknown(EngineError):
+    """A server answers, and its list names no model."""
 
 
 class ListedModel(NamedTuple):
@@ -56,13 +62,13 @@ def attached_models(
         wait: ask until one answers.
         access: what the servers ask for.
     Raises:
-        EngineError: none answers.
+        EngineError: none answers, or none lists a model.
     """
     by_model: dict[str, list[str]] = {}
     found: dict[str, ListedModel] = {}
     bases, given = [_base(url) for url in urls], msgspec.to_builtins(access)
     keys = read_access(access, "access")
-    named = [(base, ListedModel(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
+    named = [(base, _named(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
     for base, each in named:
         if each.folder is not None or each.name not in found:
             found[each.name] = each
@@ -108,7 +114,7 @@ def models_of_pods(
         overrides: settings as flags; those of discovery say how to reach the API server.
         access: what the servers ask for.
     """
-    found = [ListedModel(model)] if model is not None else []
+    found = [_named(model)] if model is not None else []
     if not found:
         found = _served(_first_of_pods(selector, overrides), read_access(access, "access"))
     pods: JsonObject = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
@@ -133,8 +139,8 @@ def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
 def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, ListedModel]]:
     """Ask servers for their models; return each with each of its models.
 
-    One that does not answer is taken for a server of the model that all others have; where these have several, it is
-    left out, and the operator is told.
+    One that does not answer is taken for a server of the model that all others have. Where these have several, or one
+    answers and names no model, it is left out, and the operator is told.
     """
     while True:
         known: list[tuple[str, ListedModel]] = []
@@ -149,12 +155,18 @@ def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[t
         if known:
             break
         time.sleep(ASK_EVERY)
-    names = {each.name for _, each in known}
-    if len(names) == 1:
-        return [*known, *((base, ListedModel(known[0][1].name)) for base in away)]
+    names = [each.name for _, each in known]
     for base, why in away.items():
-        click.echo(f"penstock: {base} is left out, since nobody knows which model it serves: {why}", err=True)
+        if len(set(names)) == 1 and not isinstance(why, ModelUnknown):
+            known.append((base, ListedModel(names[0])))
+        else:
+            click.echo(f"penstock: {base} is left out, since nobody knows which model it serves: {why}", err=True)
     return known
+
+
+def _named(model: str) -> ListedModel:
+    """Return a model that the operator names, which Transformers' server knows by its folder."""
+    return ListedModel(model, folder=_tokenizer(model))
 
 
 def _base(url: str) -> str:
@@ -191,17 +203,19 @@ def _served(url: str, access: EngineAccess = OPEN) -> list[ListedModel]:
         if why := refused(error.status, "pools.attached"):
             hint = "--api-key-file FILE or --api-key-env NAME gives a key, --header 'NAME: VALUE' another header"
             raise EngineError(f"{url}/v1/models answers {error.status}{why}", hint=hint) from error
-        hint = "is it an OpenAI-compatible server?"
-        raise EngineError(f"{url}/v1/models answers {error.status}: {error.message}", hint=hint) from error
-    models = [e for e in listing.get("data", []) if isinstance(e, dict) and "id" in e and e.get("parent") is None]
+        if error.status in (429, 503):
+            raise EngineError(f"{url}/v1/models answers {error.status}", hint="it may still load its model") from error
+        what = "without a list" if error.status == 200 else f"with status {error.status}"
+        raise ModelUnknown(f"{url}/v1/models answers {what}", hint=NAME_IT) from error
+    models = [entry for entry in models_in(listing) if entry.get("parent") is None]
     if not models:
-        raise EngineError(f"{url} lists no model", hint="has it loaded one? name it with --model")
+        raise ModelUnknown(f"{url}/v1/models lists no model", hint=NAME_IT)
     names: dict[str, list[str]] = {}
     for entry in models:
         root = entry.get("root")
         same = names.setdefault(root if isinstance(root, str) and root else f"\0{entry['id']}", [])
-        if str(entry["id"]) not in same:
-            same.append(str(entry["id"]))
+        if entry["id"] not in same:
+            same.append(entry["id"])
     # An SGLang, which has one model, gives its name as the root.
     folder = _sglang_tokenizer(client) if models[0].get("owned_by") == "sglang" else None
     return [ListedModel(own[0], tuple(own[1:]), _tokenizer(folder or root)) for root, own in names.items()]

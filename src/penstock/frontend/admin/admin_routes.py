@@ -13,7 +13,7 @@ import penstock
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
-from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED
+from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, UNLISTED
 from penstock.adapters.engines.probe import step
 from penstock.frontend.admin import past_requests
 from penstock.frontend.admin.adapters.adapter_routes import wanted_adapters
@@ -204,7 +204,7 @@ def status_of(service: Service) -> StatusFields:
         findings=[
             *status.findings,
             *_tokenizer_findings(service),
-            *_template_findings(service),
+            *_card_findings(service),
             *_tenant_findings(service),
             *findings(service),
         ],
@@ -256,8 +256,11 @@ def _tokenizer_findings(service: Service) -> Iterator[StatusFinding]:
             yield StatusFinding("info", text, "prompts are tokenised whole, which costs CPU and changes nothing else")
 
 
-def _template_findings(service: Service) -> Iterator[StatusFinding]:
+def _card_findings(service: Service) -> Iterator[StatusFinding]:
     for card in service.cluster.cards():
+        if UNLISTED in card.labels:
+            text = f"{card.id} serves {card.model} by the word of the settings: {card.url}{card.labels[UNLISTED]}"
+            yield StatusFinding("info", text, "nothing to do while its requests are answered")
         if card.labels.get(CHAT_TEMPLATE) == REFUSED:
             text = f"{card.id} renders chats by its own template, so prefixes of models.{card.model}.chat_template miss"
             hint = "start it with that template, and label its pool chat_template: flag"

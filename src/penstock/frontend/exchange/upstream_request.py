@@ -186,6 +186,7 @@ def _added(
         adapter=adapter,
         priority=hints.preferences.priority if hints is not None and heard else 0,
         salt=None if hints is None else hints.salt,
+        chat=parsed.endpoint == "chat_completions",
     )
     if parses and card.labels and (TOOL_PARSER in card.labels or REASONING_PARSER in card.labels):
         plan = parser_plan(card, parsed)

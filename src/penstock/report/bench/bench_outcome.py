@@ -12,6 +12,7 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.report.bench.saturation import Reason, reasons
 from penstock.report.run.judged_slo import slo_json
+from penstock.report.run.run_page import place_of
 from penstock.report.run.run_summary import LatencySpread, RunSummary
 
 SCHEMA = 2
@@ -177,7 +178,7 @@ def _lines(outcome: BenchOutcome) -> list[str]:
     lines += [f"note: {note}" for note in outcome.notes]
     lines += [f"INVALID: {text}" for _, text in outcome.invalid]
     lines += [f"WARNING: {text}" for _, text in outcome.doubts]
-    lines.append(f"run folder {outcome.run}, page {outcome.run}/report.html")
+    lines.append(place_of(outcome.run))
     return lines
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.adapters.engines.describe import models_in
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.report.bench.bench_options import BenchOptions
 
@@ -16,23 +17,25 @@ async def ask(http: aiohttp.ClientSession, options: BenchOptions) -> tuple[str, 
     """Return the model to request, and the block size if it was given or the server reports it.
 
     Raises:
-        EngineError: the server can't be reached.
+        EngineError: the server can't be reached, or has no list of models and none was chosen.
         ConfigError: it serves no such model, or several where none was chosen.
     """
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     answer = await _get(http, f"{options.base}/v1/models", headers)
     if isinstance(answer, str):
         refused = answer.startswith(("HTTP 401", "HTTP 403"))
-        hint = "give the right key with --api-key" if refused else "is the server up, and is the URL right?"
-        raise EngineError(f"{options.base}/v1/models: {answer}", hint=hint)
-    names = [entry["id"] for entry in answer.get("data", []) if isinstance(entry, dict) and "id" in entry]
+        if refused or options.model is None or not answer.startswith("HTTP "):
+            hint = "give the right key with --api-key" if refused else "is the server up, and is the URL right?"
+            raise EngineError(f"{options.base}/v1/models: {answer}", hint=hint)
+        answer = {}
+    names = [entry["id"] for entry in models_in(answer)]
     model = options.model
     if model is None:
         if len(names) != 1:
             raise ConfigError(f"the server serves {', '.join(names) or 'no model'}", hint="choose one with --model")
         model = names[0]
-    elif model not in names:
-        raise ConfigError(f"the server does not serve {model!r}", hint=f"it serves {', '.join(names) or 'no model'}")
+    elif names and model not in names:
+        raise ConfigError(f"the server does not serve {model!r}", hint=f"it serves {', '.join(names)}")
     if options.block_size is not None:
         return model, options.block_size
     status = await _get(http, f"{options.base}/admin/status", headers)
@@ -51,8 +54,10 @@ async def _get(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -
             if response.status != 200:
                 return f"HTTP {response.status}: {body[:200].decode('utf-8', 'replace')}"
             value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        return f"HTTP 200 without JSON: {error}"
     except TimeoutError:
         return f"no answer within {PROBE_TIMEOUT:g} s"
-    except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         return f"{type(error).__name__}: {error}"
-    return value if isinstance(value, dict) else "not a JSON object"
+    return value if isinstance(value, dict) else "HTTP 200 without a JSON object"

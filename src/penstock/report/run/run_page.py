@@ -67,6 +67,12 @@ def write_report(run: Path | str) -> Path:
     return path
 
 
+def place_of(run: Path | str) -> str:
+    """Return in words where a run's files are, and its page where one was written."""
+    page = Path(run) / "report.html"
+    return f"run folder {run}, page {page}" if page.exists() else f"run folder {run}"
+
+
 def page_of(folder: Path, records: Sequence[RequestRecord]) -> Page:
     """Return the page, and write the CSV files that it links to."""
     run, bench = json_of(folder / "run.json"), json_of(folder / "bench.json") or json_of(folder / "simulate.json")

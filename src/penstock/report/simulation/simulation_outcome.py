@@ -14,6 +14,7 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.page.page_schema import Axis, Chart, Page, Section, Series, Unit, text_table
 from penstock.report.run.judged_slo import slo_json
+from penstock.report.run.run_page import place_of
 from penstock.report.run.run_summary import LatencySpread, RunSummary
 
 POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -127,13 +128,17 @@ def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None =
     for outcome in outcomes:
         speed = outcome.simulated / outcome.wall if outcome.wall else 0.0
         console.print(
-            f"{outcome.name}: {outcome.wall:.1f} s of computing ({speed:,.0f} times real time), "
-            f"run folder {outcome.run}, page {outcome.run}/report.html",
+            f"{outcome.name}: {outcome.wall:.1f} s of computing ({times_of(speed)} real time), {place_of(outcome.run)}",
             markup=False,
             soft_wrap=True,
         )
         for note in outcome.notes:
             console.print(f"  note: {note}", markup=False, soft_wrap=True)
+
+
+def times_of(speed: float) -> str:
+    """Write a speed; one below 10 with two digits, so that a slow run is told from one that stands still."""
+    return f"{speed:,.0f} times" if speed >= 9.95 else f"{speed:#.2g} times"
 
 
 def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:

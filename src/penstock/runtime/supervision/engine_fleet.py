@@ -381,8 +381,7 @@ class EngineFleet:
 
     async def health(self, engine: EngineProcess, timeout: float, model: str) -> ServerHealth:
         card, settings = self._cards.get(engine.worker), self._enter(engine.pool, engine.url)
-        kind = "openai" if card is None else card.engine
-        return await health(self._http.session, engine.url, timeout, model, settings, engine=kind)
+        return await health(self._http.session, engine.url, timeout, model, settings, card=card)
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         card = self._cards.get(worker)

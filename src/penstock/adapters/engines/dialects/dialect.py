@@ -23,8 +23,8 @@ CardFields = dict[str, Any]
 GAVE_UP = frozenset({"abort", "error"})
 """Finish reasons that mean a dropped request at most engines, and an end at none."""
 _BUSY = (408, 429, 503)
-_OTHER_MODEL = ("model not found", "model_not_found", "invalid model name")
-"""Texts of servers (LM Studio, LiteLLM) that answer 400 where they do not serve the model."""
+_OTHER_MODEL = ("model not found", "model_not_found", "invalid model name", "server is pinned to")
+"""Texts of servers (LM Studio, LiteLLM, Transformers) that answer 400 where they do not serve the model."""
 OVERFLOW_WORDS = (
     "maximum context length",
     "model's context length",
@@ -94,6 +94,8 @@ class Dialect:
     priority_sign: int = 1
     """-1 where the engine serves lower numbers first; Penstock serves higher ones first."""
     salt_field: str | None = None
+    salts_chats_only: bool = False
+    """Whether it refuses that field in a completion."""
     lora_field: str | None = None
     """Field that names an adapter; None where the adapter's name is given as the model."""
     request_ids: bool = True
@@ -127,7 +129,13 @@ class Dialect:
         return ours * self.priority_sign
 
     def fields(
-        self, model: str, *, adapter: str | None = None, priority: int = 0, salt: str | None = None
+        self,
+        model: str,
+        *,
+        adapter: str | None = None,
+        priority: int = 0,
+        salt: str | None = None,
+        chat: bool = True,
     ) -> JsonObject:
         """Return what a request's body must hold so that this engine understands it.
 
@@ -136,13 +144,14 @@ class Dialect:
             adapter: the requested LoRA adapter of that model.
             priority: as we count; 0 is not sent, since an engine that does not schedule by priority may refuse one.
             salt: keeps this request's cached blocks apart from those of all others.
+            chat: whether it is a chat, and no completion.
         """
         body: JsonObject = {}
         if adapter is not None and self.lora_field is not None:
             body["model"], body[self.lora_field] = model, adapter
         if priority and self.priority_field is not None:
             body[self.priority_field] = self.priority(priority)
-        if salt is not None and self.salt_field is not None:
+        if salt is not None and self.salt_field is not None and (chat or not self.salts_chats_only):
             body[self.salt_field] = salt
         return body
 

@@ -12,8 +12,9 @@ from penstock.adapters.engines.dialects.trtllm import TRTLLM
 from penstock.adapters.engines.dialects.vllm import VLLM
 from penstock.adapters.engines.http.engine_http import EngineServer
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (SIM, VLLM, SGLANG, TRTLLM, LLAMACPP, OPENAI)}
-"""By name, in the order in which a server is tried; the last takes any."""
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (SIM, TRTLLM, VLLM, SGLANG, LLAMACPP, OPENAI)}
+"""By name, in the order in which a server is tried; the last takes any. TensorRT-LLM comes before those that are known
+by their ``/metrics``: it forgets what it tells there."""
 
 
 def dialect_of(engine: str) -> Dialect:

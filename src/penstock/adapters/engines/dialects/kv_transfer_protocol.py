@@ -22,7 +22,10 @@ from penstock.router.events import Handoff
 Fields = JsonObject
 
 _ONE_TOKEN: Fields = {"stream": False, "max_tokens": 1}
-_NEEDLESS = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs")
+_NEEDLESS = (
+    *("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs"),
+    "max_completion_tokens",  # another name of max_tokens, and TensorRT-LLM takes no request with both
+)
 TIERS = TIERS_LABEL
 """Label: the eviction order of an engine's KV tiers that read our hints; absent where it has none."""
 TIER_SOCKET = "kv_tier_socket"
@@ -75,7 +78,7 @@ class VllmPull:
             "remote_host": None,
             "remote_port": None,
         }
-        return {**_one_token(fields), PARAMS: with_tier_hints(params, tier_hints_in(fields))}
+        return {**one_token(fields), PARAMS: with_tier_hints(params, tier_hints_in(fields))}
 
     def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
         params = answer.get("kv_transfer_params")
@@ -121,14 +124,21 @@ class Bootstrap:
 
 
 class TensorRt:
-    """TensorRT-LLM: the context leg's answer has an opaque state that the generation leg takes."""
+    """TensorRT-LLM: the context leg's answer has an opaque state and the first token, which the generation leg takes.
+
+    That token is the answer's first, so the context leg is asked as the whole would be: it ends after one token anyway.
+    """
 
     def prefill(self, fields: Mapping[str, Any], handoff: Handoff, card: WorkerCard) -> Fields:
-        return {**_one_token(fields), "disaggregated_params": {"request_type": "context_only"}}
+        body = {name: value for name, value in fields.items() if name != "stream_options"}
+        return {**body, "stream": False, "disaggregated_params": {"request_type": "context_only"}}
 
     def decode_params(self, answer: Mapping[str, Any]) -> Fields | None:
         choices = answer.get("choices") or [{}]
-        params = choices[0].get("disaggregated_params") if isinstance(choices[0], dict) else None
+        choice = choices[0] if isinstance(choices[0], dict) else {}
+        if choice.get("finish_reason") not in (None, "length", "not_finished"):
+            return None  # the first token was the last: nobody waits for its KV
+        params = choice.get("disaggregated_params")
         return dict(params) if isinstance(params, dict) else None
 
     def decode(self, made: Fields | None, handoff: Handoff) -> Fields:
@@ -206,8 +216,6 @@ def with_tier_hints(params: Mapping[str, Any], hints: Fields) -> Fields:
     return {**params, HINTS: hints} if hints else {**params}
 
 
-def _one_token(fields: Mapping[str, Any]) -> Fields:
-    body = {name: value for name, value in fields.items() if name not in _NEEDLESS}
-    if "max_completion_tokens" in body:
-        body["max_completion_tokens"] = 1
-    return {**body, **_ONE_TOKEN}
+def one_token(fields: Mapping[str, Any]) -> Fields:
+    """Return a request's body, asked for one token as a whole answer."""
+    return {**{name: value for name, value in fields.items() if name not in _NEEDLESS}, **_ONE_TOKEN}

@@ -1,7 +1,8 @@
 """TensorRT-LLM dialect (``trtllm-serve``): recognises a server and reads its card.
 
 Read: ``/v1/models`` (name), ``/version``. It can't run on the machine that Penstock is developed on: written from its
-source, tested with recorded shapes.
+source, and held to its own types by ``tests/adapters/test_trtllm_schema.py``. It refuses a request with any field that
+it does not know, and a chat with both ``max_tokens`` and ``max_completion_tokens``, which are one field there.
 
 ``/metrics`` and ``/kv_cache_events`` hand each entry to the first reader and forget it, so that two routers, or a
 router and a dashboard, would each get half. Penstock does not read them: the cache is estimated from routing history.
@@ -26,6 +27,8 @@ TRTLLM = Dialect(
     name="trtllm",
     title="TensorRT-LLM",
     card=card,
-    gave_up=GAVE_UP | {"cancelled"},
+    gave_up=GAVE_UP | {"cancelled", "timeout"},
     salt_field="cache_salt",
+    salts_chats_only=True,
+    special_tokens_field="skip_special_tokens",
 )

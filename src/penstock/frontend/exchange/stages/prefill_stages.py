@@ -17,7 +17,13 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-from penstock.adapters.engines.dialects.kv_transfer_protocol import HANDOVERS, Fields, KvTransferProtocol, lease_of
+from penstock.adapters.engines.dialects.kv_transfer_protocol import (
+    HANDOVERS,
+    Fields,
+    KvTransferProtocol,
+    lease_of,
+    one_token,
+)
 from penstock.adapters.engines.http.engine_call import (
     CallStopped,
     ConnectFailed,
@@ -282,8 +288,7 @@ class _PrefillStage:
         assert handoff is not None
         self._handover: KvTransferProtocol = handover_of(handoff, dispatch.card.engine)
         fields = self._handover.prefill(fields, handoff, dispatch.card)
-        once = {**fields, "stream": False, "max_tokens": 1}
-        self._made = PrefillResult(dispatch.attempt, dispatch.card, None, once, job.path, headers)
+        self._made = PrefillResult(dispatch.attempt, dispatch.card, None, one_token(fields), job.path, headers)
         self._call = stages.engines.call(dispatch.card.url, job.path, msgspec.json.encode(fields), headers)
         self._began = time.monotonic()
         self._absence = WorkerAbsence(stages.cluster, dispatch.card)
