@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.adapters.engine_ports import free_port
 from penstock.kernel.hashing import block_hashes
-from tests.live.cluster import Served, served
+from tests.live.cluster import Served, served, until
 from tests.sglang.server import PAGE, SglangServer
 from tests.vllm.asking import Answer
 from tests.vllm.attached.heard import worker_status
@@ -24,6 +24,7 @@ def attached(servers: Sequence[SglangServer], folder: Path) -> Iterator[Served]:
     quiet = ("--canary.idle", "0", "--router.index.predicted_ttl", "0")
     urls = [server.url for server in servers]
     with served(folder, "attach", *urls, "--frontend.port", str(free_port()), *quiet) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == len(urls), 30.0, lambda: cluster.text)
         yield cluster
 
 

@@ -2,20 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, post, request, until
-from tests.sglang.fronts import attached, errors, heard, whole
+from tests.live.cluster import Served, post, request
+from tests.sglang.fronts import errors, heard, whole
 from tests.sglang.server import SglangServer
 from tests.vllm.asking import ask, asking, chat, completion, path_of
 from tests.vllm.load import Prompts, drive
 from tests.vllm.truth import Truth
 from tests.vllm.waiting import comes_back, eventually
 
+SERVERS: tuple[tuple[str, ...], ...] = ((), ())
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 IDS = list(range(300, 380))
 ASKED: list[dict[str, Any]] = [
@@ -36,28 +35,6 @@ REFUSED: list[dict[str, Any]] = [
     completion("the mill", 3, top_p=7),
     chat("the mill", 3, tools=[TOOL], tool_choice="sometimes"),
 ]
-
-
-@pytest.fixture(scope="module")
-def servers(
-    venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SglangServer, SglangServer]]:
-    folder = tmp_path_factory.mktemp("servers")
-    pair = SglangServer(venv, checkpoint, folder / "0.log"), SglangServer(venv, checkpoint, folder / "1.log")
-    try:
-        for server in pair:
-            server.wait_ready()
-        yield pair
-    finally:
-        for server in pair:
-            server.kill()
-
-
-@pytest.fixture(scope="module")
-def front(servers: tuple[SglangServer, SglangServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with attached(servers, tmp_path_factory.mktemp("attach")) as cluster:
-        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 2, 30.0, lambda: cluster.text)
-        yield cluster
 
 
 def told(answer: dict[str, Any]) -> Any:
