@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.live.cluster import Served, post, request
-from tests.sglang.fronts import errors, heard, whole
+from tests.sglang.fronts import errors, exact, heard, whole
 from tests.sglang.server import SglangServer
 from tests.vllm.asking import ask, asking, chat, completion, path_of
 from tests.vllm.load import Prompts, drive
@@ -87,20 +87,6 @@ def test_doctor_finds_no_error(front: Served) -> None:
     assert errors(front) == []
 
 
-async def exact(front: Served, truths: dict[str, Truth], prompts: Prompts, count: int) -> int:
-    """Ask one after the other; each answer's cached tokens are those that were predicted. Return how many in all."""
-    cached = 0
-    async with asking() as http:
-        for _ in range(count):
-            prompt = prompts.next()
-            answer = await ask(http, front.url, completion(prompt, prompts.output()))
-            assert whole(answer), answer
-            assert answer.cached == answer.expected, f"{answer.worker}: {len(prompt)} tokens"
-            cached += answer.cached
-            await heard(front, answer.worker, truths[answer.worker], prompt)
-    return cached
-
-
 async def test_predictions_are_exact_while_blocks_are_evicted_and_the_cache_is_flushed(
     servers: tuple[SglangServer, SglangServer], front: Served
 ) -> None:
@@ -148,4 +134,4 @@ async def test_a_server_that_is_killed_under_load_costs_no_answer_and_comes_back
                 pinned = {"x-penstock-worker": worker}
                 answer = await ask(http, front.url, completion(prompt, 2), headers=pinned)
                 assert (answer.worker, answer.cached, answer.expected) == (worker, 96 * turn, 96 * turn)
-                await heard(front, worker, truths[worker], prompt)
+                await heard(front, truths, worker, prompt)

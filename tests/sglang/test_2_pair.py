@@ -32,7 +32,7 @@ def test_the_servers_tell_their_roles(front: Served) -> None:
 async def test_every_request_is_handed_over_and_its_cached_tokens_are_those_predicted(
     servers: tuple[SglangServer, SglangServer], front: Served
 ) -> None:
-    truth, rng = Truth(servers[0]), random.Random(4)
+    truths, rng = {PREFILL: Truth(servers[0])}, random.Random(4)
     async with asking() as http:
         for length in (1, 15, 16, 17, 80, 300, 700):
             prompt = [rng.randrange(300, 2000) for _ in range(length)]
@@ -43,7 +43,7 @@ async def test_every_request_is_handed_over_and_its_cached_tokens_are_those_pred
                 assert (answer.worker, answer.headers["x-penstock-prefill-worker"]) == (DECODE, PREFILL)
                 assert answer.cached == answer.expected == (max(0, (length - 1) // 16 * 16) if stream else 0)
                 texts.append(answer.text)
-                await heard(front, PREFILL, truth, prompt)
+                await heard(front, truths, PREFILL, prompt)
             if length > 1:
                 assert texts[0] == texts[1]
 

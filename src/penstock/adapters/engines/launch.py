@@ -316,6 +316,8 @@ def _sglang(
     ):
         if value is not None:
             flags[flag] = str(value)
+    if takes_priority(pool):
+        flags["--enable-priority-scheduling"] = None
     flags |= template_flag(pool)
     card: JsonObject = {**overrides_of(pool), "engine": "sglang"}
     if len(gpus) > 1:
