@@ -1,15 +1,22 @@
-"""Two SGLang servers that `penstock serve` starts by itself: exact from their first event, and started again."""
+"""Two SGLang servers that `penstock serve` starts by itself: exact from their first event, started again, planned for.
+
+Their model is made larger, with whatever weights, and a server takes two sequences at a time: so a few requests per
+second are too many for one, and neither clients nor frontend need much of the machine.
+"""
 
 import os
 import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from tests.live.cluster import Served, served
+from tests.live.cluster import Served, served, until
+from tests.live.ramp import follow_a_ramp, pool_of
+from tests.live.test_operate import penstock
 from tests.sglang.fronts import errors
 from tests.sglang.server import CPU_FLAGS, MODEL, PAGE, START_LIMIT
 from tests.sglang.setup.install import SERVER_ENV, STAND_INS
@@ -17,12 +24,30 @@ from tests.vllm.asking import ask, asking, completion
 from tests.vllm.attached.heard import worker_status
 from tests.vllm.waiting import comes_back, eventually
 
+LARGER = ("--json-model-override-args", '{"num_hidden_layers": 24}', "--load-format", "dummy")
+SLOW = (*CPU_FLAGS, *LARGER, "--max-running-requests", "2")
+PLANNED = {
+    "enabled": "true",
+    "load_interval": "1s",
+    "throughput_interval": "10s",
+    "slo.hold": "5s",
+    "start.assumed": "30s",
+    "start.deadline": f"{START_LIMIT:g}s",
+    "budget.max_gpus": "2",
+    "budget.min_replicas": "2",
+}
+"""Settings of the planner, which may not take one of the two away before it is let."""
+PROMPT, ANSWER = 64, 64
+"""Tokens of a request of the ramp."""
+
 
 @pytest.fixture(scope="module")
 def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = ["serve", str(checkpoint), "--engine", "sglang", "--replicas", "2", "--served-name", MODEL]
-    words += ["--command", str(venv / "bin" / "python"), "--block_size", str(PAGE), f"--args={','.join(CPU_FLAGS)}"]
+    words += ["--command", str(venv / "bin" / "python"), "--block_size", str(PAGE), f"--args={','.join(SLOW)}"]
     words += ["--frontend.port", str(free_port()), "--supervise.start_timeout", str(START_LIMIT)]
+    words += ["--canary.idle", "0", "--slo.ttft", "2s", "--slo.itl", "1s"]
+    words += [word for name, value in PLANNED.items() for word in ("--set", f"planner.{name}={value}")]
     path = os.pathsep.join(filter(None, (str(STAND_INS), os.environ.get("PYTHONPATH"))))
     env = {**SERVER_ENV, "PYTHONPATH": path}
     with served(tmp_path_factory.mktemp("serve"), *words, env=env, start_limit=START_LIMIT) as found:
@@ -57,3 +82,13 @@ async def test_an_engine_that_is_killed_is_started_again(cluster: Served) -> Non
             assert answer.status == 200 and answer.worker == "main-0"
     back = await comes_back(cluster, "main-1", row["epoch"])
     assert back["pid"] != row["pid"]
+
+
+def body(number: int, turn: int) -> dict[str, Any]:
+    return completion([(7 * number + 13 * turn + place) % 1000 + 300 for place in range(PROMPT)], ANSWER)
+
+
+def test_replicas_follow_a_ramp_and_no_request_fails(cluster: Served) -> None:
+    penstock(cluster, "set", "planner.budget.min_replicas=1")
+    until(lambda: len(pool_of(cluster)["replicas"]) == 1, 120.0, lambda: cluster.text)
+    follow_a_ramp(cluster, body, START_LIMIT)

@@ -25,6 +25,7 @@ async def overtaken(
     output: int = 1900,
     running: str = "vllm:num_requests_running",
     waits: str = "vllm:num_requests_waiting",
+    times: int = 1,
 ) -> int:
     """Fill an idle engine, let requests wait behind, send an urgent one; return how many it overtook.
 
@@ -33,7 +34,7 @@ async def overtaken(
         pin: headers that have requests placed there.
         late, urgent: fields that say how urgent a request is.
         output: tokens of those that fill it.
-        running, waits: the engine's gauges.
+        running, waits: the engine's gauges, which count each request so many ``times``.
     """
     prompts = Prompts(seed=55)
     order: list[str] = []
@@ -46,11 +47,11 @@ async def overtaken(
 
     async with asking() as http:
         full = [asyncio.create_task(one("first", {}, output)) for _ in range(places)]
-        await eventually(lambda: counter(engine, running) == places)
+        await eventually(lambda: counter(engine, running) == times * places)
         waiting = [asyncio.create_task(one("late", late, 20)) for _ in range(LATE)]
-        await eventually(lambda: counter(engine, waits) == LATE)
+        await eventually(lambda: counter(engine, waits) == times * LATE)
         waiting.append(asyncio.create_task(one("urgent", urgent, 20)))
-        await eventually(lambda: counter(engine, waits) == LATE + 1)
+        await eventually(lambda: counter(engine, waits) == times * (LATE + 1))
         for task in full:
             task.cancel()  # their clients hang up: all places are free at once, however quick the engine is
         await asyncio.gather(*waiting)

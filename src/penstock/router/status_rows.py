@@ -128,7 +128,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     active_requests: int
     active_prefill_tokens: int
     active_blocks: int
-    """Blocks that running requests hold, those to be computed included: the load by which requests are placed."""
+    """Blocks of running requests, those to be computed included: the load by which requests are placed."""
     kv_blocks: int | None
     block_size: int | None
     requests: int
