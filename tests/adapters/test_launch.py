@@ -229,6 +229,17 @@ def test_an_sglang_schedules_by_priority_where_its_pool_says_so() -> None:
     assert "--enable-priority-scheduling" not in other.argv and "labels" not in other.card
 
 
+def test_an_sglang_takes_as_many_adapters_as_its_pool_says() -> None:
+    launch = launch_of(
+        "w", "m", sglang(max_cpu_loras=2, max_lora_rank=64, args=("--lora-target-modules", "q_proj")), port=1
+    )
+    assert "--enable-lora" in launch.argv and launch.card["adapter_slots"] == 2
+    for name, value in (("--max-loaded-loras", "2"), ("--max-loras-per-batch", "2"), ("--max-lora-rank", "64")):
+        assert flag(launch, name) == value
+    assert launch.argv.count("--lora-target-modules") == 1 and flag(launch, "--lora-target-modules") == "q_proj"
+    assert "--enable-lora" not in launch_of("w", "m", sglang(), port=1).argv
+
+
 def test_two_prefill_servers_of_sglang_on_one_machine_meet_their_others_at_two_ports() -> None:
     pair = [launch_of(f"p-{n}", "m", sglang(role="prefill"), port=8123 + n) for n in (0, 1)]
     assert [flag(launch, "--disaggregation-mode") for launch in pair] == ["prefill", "prefill"]

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served, until
-from tests.live.ramp import follow_a_ramp, pool_of
+from tests.live.ramp import Load, pool_of
 from tests.live.test_operate import penstock
 from tests.sglang.fronts import errors
 from tests.sglang.server import CPU_FLAGS, MODEL, PAGE, START_LIMIT
@@ -88,7 +88,29 @@ def body(number: int, turn: int) -> dict[str, Any]:
     return completion([(7 * number + 13 * turn + place) % 1000 + 300 for place in range(PROMPT)], ANSWER)
 
 
-def test_replicas_follow_a_ramp_and_no_request_fails(cluster: Served) -> None:
-    penstock(cluster, "set", "planner.budget.min_replicas=1")
-    until(lambda: len(pool_of(cluster)["replicas"]) == 1, 120.0, lambda: cluster.text)
-    follow_a_ramp(cluster, body, START_LIMIT)
+def test_the_planner_takes_a_server_away_and_starts_one_again_and_no_request_fails(cluster: Served) -> None:
+    """It learns from the answers alone: SGLang tells nothing of its passes."""
+
+    def story() -> str:
+        return penstock(cluster, "explain", "scale", "--limit", "50") + cluster.text
+
+    failed = cluster.get("/admin/status")[1]["requests"]["failed"]
+    load = Load(cluster.url, body)
+    try:
+        load.clients(1)
+        until(lambda: len(load.ends) >= 10, 120.0, story)
+        penstock(cluster, "set", "planner.budget.min_replicas=1")
+        until(lambda: len(pool_of(cluster)["replicas"]) == 1, 240.0, story)
+        load.clients(16)
+        until(lambda: pool_of(cluster)["desired"] == 2, 240.0, story)
+        load.clients(4)  # the start is to have some of the machine
+        until(lambda: pool_of(cluster)["ready"] == 2, START_LIMIT, story)
+        busy = len(load.ends)
+        until(lambda: len(load.ends) >= busy + 20, 120.0, story)
+    finally:
+        load.end()
+    assert set(load.ends) == {"[DONE]"}, load.ends
+    assert cluster.get("/admin/status")[1]["requests"]["failed"] == failed
+    told = penstock(cluster, "explain", "scale", "--limit", "200")
+    assert "2 -> 1" in told and "1 -> 2" in told, told
+    assert not any(each["cut"] for each in cluster.get("/admin/desired")[1]["drained"].values())

@@ -20,8 +20,8 @@ def truths(servers: tuple[SglangServer]) -> dict[str, Truth]:
 
 
 async def test_both_ranks_are_heard_and_known_exactly(front: Served, truths: dict[str, Truth]) -> None:
-    assert await exact(front, truths, Prompts(9), 80) > 3_000
-    assert all(truth.events["BlockStored"] > 20 for truth in truths.values()), "both ranks were asked"
+    assert await exact(front, truths, Prompts(9), 50) > 1_500
+    assert all(truth.events["BlockStored"] > 10 for truth in truths.values()), "both ranks were asked"
     row = worker_status(front, WORKER)
     assert (row["index"], row["kv_events"]["lost"], row["kv_blocks"]) == ("exact", 0, 2 * TOKENS // PAGE)
     assert row["resident_blocks"] == sum(len(truth.held) for truth in truths.values())

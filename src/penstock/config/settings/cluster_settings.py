@@ -245,7 +245,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob(
             "LoRA adapters that one batch of an engine may have; more let more of them run together and cost GPU "
-            "memory. vLLM's --max-loras.",
+            "memory. vLLM's --max-loras, SGLang's --max-loras-per-batch.",
             unit="count",
             ge=1,
         ),
