@@ -1,6 +1,6 @@
-"""Two SGLang servers that `penstock serve` starts by itself: exact from their first event, started again, planned for.
+"""SGLang servers that `penstock serve` and its planner start: exact from their first event, started again, taken away.
 
-Their model is made larger, with whatever weights, and a server takes two sequences at a time: so a few requests per
+The model is made larger, with whatever weights, and a server takes two sequences at a time: so a few requests per
 second are too many for one, and neither clients nor frontend need much of the machine.
 """
 
@@ -15,7 +15,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import Served, served, until
-from tests.live.ramp import Load, pool_of
+from tests.live.ramp import Load, pool_of, rise
 from tests.live.test_operate import penstock
 from tests.sglang.fronts import errors
 from tests.sglang.server import CPU_FLAGS, MODEL, PAGE, START_LIMIT
@@ -24,7 +24,7 @@ from tests.vllm.asking import ask, asking, completion
 from tests.vllm.attached.heard import worker_status
 from tests.vllm.waiting import comes_back, eventually
 
-LARGER = ("--json-model-override-args", '{"num_hidden_layers": 24}', "--load-format", "dummy")
+LARGER = ("--json-model-override-args", '{"num_hidden_layers": 12}', "--load-format", "dummy")
 SLOW = (*CPU_FLAGS, *LARGER, "--max-running-requests", "2")
 PLANNED = {
     "enabled": "true",
@@ -34,16 +34,14 @@ PLANNED = {
     "start.assumed": "30s",
     "start.deadline": f"{START_LIMIT:g}s",
     "budget.max_gpus": "2",
-    "budget.min_replicas": "2",
 }
-"""Settings of the planner, which may not take one of the two away before it is let."""
 PROMPT, ANSWER = 64, 64
 """Tokens of a request of the ramp."""
 
 
 @pytest.fixture(scope="module")
 def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = ["serve", str(checkpoint), "--engine", "sglang", "--replicas", "2", "--served-name", MODEL]
+    words = ["serve", str(checkpoint), "--engine", "sglang", "--replicas", "1", "--served-name", MODEL]
     words += ["--command", str(venv / "bin" / "python"), "--block_size", str(PAGE), f"--args={','.join(SLOW)}"]
     words += ["--frontend.port", str(free_port()), "--supervise.start_timeout", str(START_LIMIT)]
     words += ["--canary.idle", "0", "--slo.ttft", "2s", "--slo.itl", "1s"]
@@ -52,6 +50,28 @@ def cluster(venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     env = {**SERVER_ENV, "PYTHONPATH": path}
     with served(tmp_path_factory.mktemp("serve"), *words, env=env, start_limit=START_LIMIT) as found:
         yield found
+
+
+def body(number: int, turn: int) -> dict[str, Any]:
+    return completion([(7 * number + 13 * turn + place) % 1000 + 300 for place in range(PROMPT)], ANSWER)
+
+
+def story(cluster: Served) -> str:
+    return penstock(cluster, "explain", "scale", "--limit", "200") + cluster.text
+
+
+def test_the_planner_starts_a_second_one_under_load_and_no_request_fails(cluster: Served) -> None:
+    """It learns from the answers alone: SGLang tells nothing of its passes."""
+    load = Load(cluster.url, body)
+    try:
+        rise(cluster, load, START_LIMIT, lambda: story(cluster))
+        penstock(cluster, "set", "planner.budget.min_replicas=2")  # for the tests that follow
+    finally:
+        load.end()
+    assert set(load.ends) == {"[DONE]"} and len(load.ends) > 70
+    assert "1 -> 2" in story(cluster)
+    counts = cluster.get("/admin/status")[1]["requests"]
+    assert counts["failed"] == counts["rejected"] == 0
 
 
 async def test_both_serve_and_are_known_exactly(cluster: Served) -> None:
@@ -84,33 +104,9 @@ async def test_an_engine_that_is_killed_is_started_again(cluster: Served) -> Non
     assert back["pid"] != row["pid"]
 
 
-def body(number: int, turn: int) -> dict[str, Any]:
-    return completion([(7 * number + 13 * turn + place) % 1000 + 300 for place in range(PROMPT)], ANSWER)
-
-
-def test_the_planner_takes_a_server_away_and_starts_one_again_and_no_request_fails(cluster: Served) -> None:
-    """It learns from the answers alone: SGLang tells nothing of its passes."""
-
-    def story() -> str:
-        return penstock(cluster, "explain", "scale", "--limit", "50") + cluster.text
-
-    failed = cluster.get("/admin/status")[1]["requests"]["failed"]
-    load = Load(cluster.url, body)
-    try:
-        load.clients(1)
-        until(lambda: len(load.ends) >= 10, 120.0, story)
-        penstock(cluster, "set", "planner.budget.min_replicas=1")
-        until(lambda: len(pool_of(cluster)["replicas"]) == 1, 240.0, story)
-        load.clients(16)
-        until(lambda: pool_of(cluster)["desired"] == 2, 240.0, story)
-        load.clients(4)  # the start is to have some of the machine
-        until(lambda: pool_of(cluster)["ready"] == 2, START_LIMIT, story)
-        busy = len(load.ends)
-        until(lambda: len(load.ends) >= busy + 20, 120.0, story)
-    finally:
-        load.end()
-    assert set(load.ends) == {"[DONE]"}, load.ends
-    assert cluster.get("/admin/status")[1]["requests"]["failed"] == failed
-    told = penstock(cluster, "explain", "scale", "--limit", "200")
-    assert "2 -> 1" in told and "1 -> 2" in told, told
-    assert not any(each["cut"] for each in cluster.get("/admin/desired")[1]["drained"].values())
+def test_the_planner_takes_away_what_nobody_needs(cluster: Served) -> None:
+    requests = cluster.get("/admin/status")[1]["requests"]
+    penstock(cluster, "set", "planner.budget.min_replicas=1")
+    until(lambda: len(pool_of(cluster)["replicas"]) == 1, 240.0, lambda: story(cluster))
+    assert "2 -> 1" in story(cluster)
+    assert cluster.get("/admin/status")[1]["requests"] == requests
