@@ -1,4 +1,4 @@
-"""SGLang servers that `penstock serve` and its planner start: exact from their first event, started again, taken away.
+"""SGLang servers that `penstock serve` and its planner start: exact from their first event, and started again.
 
 The model is made larger, with whatever weights, and a server takes two sequences at a time: so a few requests per
 second are too many for one, and neither clients nor frontend need much of the machine.
@@ -102,11 +102,3 @@ async def test_an_engine_that_is_killed_is_started_again(cluster: Served) -> Non
             assert answer.status == 200 and answer.worker == "main-0"
     back = await comes_back(cluster, "main-1", row["epoch"])
     assert back["pid"] != row["pid"]
-
-
-def test_the_planner_takes_away_what_nobody_needs(cluster: Served) -> None:
-    requests = cluster.get("/admin/status")[1]["requests"]
-    penstock(cluster, "set", "planner.budget.min_replicas=1")
-    until(lambda: len(pool_of(cluster)["replicas"]) == 1, 240.0, lambda: story(cluster))
-    assert "2 -> 1" in story(cluster)
-    assert cluster.get("/admin/status")[1]["requests"] == requests
