@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from tests.live.cluster import Served, served, until
-from tests.live.ramp import Load, pool_of, rise
+from tests.live.cluster import Served, served
+from tests.live.ramp import Load, rise
 from tests.live.test_operate import penstock
 from tests.sglang.fronts import errors
 from tests.sglang.server import CPU_FLAGS, MODEL, PAGE, START_LIMIT
