@@ -142,8 +142,9 @@ async def test_what_is_said_of_a_busy_server_is_what_it_says_itself(
         # More than it runs at once: what waits in it is load as well.
         await busy(14, 150, lambda: theirs("num_queue_reqs") > 0 and requests() == (14, 14))
         penstock(front, "set", "router.track_output=true")
-        # It tells its blocks every 40 passes: 15 blocks of 6 requests; each has a part of a block besides.
-        await busy(6, 350, lambda: requests() == (6, 6) and blocks()[1] > 60 and abs(blocks()[0] - blocks()[1]) <= 21)
+        await eventually(lambda: front.get("/admin/settings")[1]["settings"]["router.track_output"] is True)
+        # It tells its blocks every 40 passes: 10 blocks of 4 requests; each has a part of a block besides.
+        await busy(4, 800, lambda: requests() == (4, 4) and blocks()[1] > 40 and abs(blocks()[0] - blocks()[1]) <= 18)
         for _ in range(2):  # it counts cached tokens from the first on
             assert whole(await ask(http, front.url, completion(IDS, 1), headers=pin))
         told = {name: theirs(name) for name in ("prompt_tokens_total", "cached_tokens_total")}
