@@ -3,8 +3,8 @@
 usage: python bench/scale/request_cost.py [--sizes 4,500] [--gateways ours,sglang-router,smg] [--repeats 3]
                                           [--seconds 4] [--docs docs/bench/scale.md]
 
-All engines of a fleet are one process, as in bench/gateway, whose gateways, generator and engines these are; PEERS names
-the folder with the peers' environments.
+All engines of a fleet are one process, as in bench/gateway, whose gateways, generator and engines these are; PEERS
+names the folder with the peers' environments.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Is each kind of engine recognised by what it says, asked in its own way, and understood when it refuses?
 
-vLLM's answers are those of a real 0.32 server, shortened. SGLang, TensorRT-LLM and llama.cpp can't run where this is
-developed: their answers are written after their sources and documentation.
+vLLM's answers are those of a real 0.32 server, and SGLang's of a real 0.5.23 and of older ones, shortened. TensorRT-LLM
+and `llama-server` can't run where this is developed: their answers are written after their sources and documentation.
 """
 
 import json
@@ -15,6 +15,8 @@ from penstock.adapters.engines.describe import describe, health, lacking, ready
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of
 from penstock.adapters.engines.dialects.vllm import reachable
+from penstock.adapters.engines.pool_overrides import overrides_of
+from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 from tests.adapters.answering import answering
@@ -146,11 +148,20 @@ async def test_an_older_sglang_tells_the_same_elsewhere() -> None:
     assert (card.engine, card.block_size) == ("sglang", 16)
 
 
-@pytest.mark.parametrize("attention", [True, False])
-async def test_ranks_of_sglang_have_ports_in_a_row(attention: bool) -> None:
+RANKS_OF_SGLANG: list[dict[str, Any]] = [
+    {"dp_size": 2, "enable_dp_attention": False},  # as 0.5.3 has it
+    {"dp_size": 2, "enable_dp_attention": True},
+    # As 0.5.23 has it: told --dp-size 2, then --dp-size 2 --enable-dp-attention (or --attn-dp-size 2).
+    {"dp_size": 2, "attn_dp_size": 1, "internal_states": [{"effective_max_running_requests_per_dp": 48}] * 2},
+    {"dp_size": 1, "attn_dp_size": 2, "internal_states": [{"effective_max_running_requests_per_dp": 24}] * 2},
+]
+
+
+@pytest.mark.parametrize("info", RANKS_OF_SGLANG)
+async def test_ranks_of_sglang_have_ports_in_a_row_and_seats_of_their_own(info: dict[str, Any]) -> None:
     events = json.dumps({"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"})
-    card = await seen(sglang(dp_size=2, enable_dp_attention=attention, kv_events_config=events))
-    assert card.ranks == 2
+    card = await seen(sglang(**info, kv_events_config=events))
+    assert (card.ranks, card.max_num_seqs) == (2, 24 if info.get("attn_dp_size") == 2 else 48)
     assert card.events == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
     assert card.replay == ("tcp://127.0.0.1:6557", "tcp://127.0.0.1:6558")
 
@@ -239,7 +250,33 @@ def test_fields_travel_where_each_engine_looks_for_them() -> None:
         "cache_salt": "tenant",
     }
     assert dialect_of("openai").fields("m", **asked) == {}
-    assert dialect_of("vllm").fields("m") == {}
+    assert dialect_of("vllm").fields("m") == dialect_of("vllm").fields("m", priority=0) == {}
+    assert dialect_of("sglang").fields("m") == {}
+    assert dialect_of("sglang").fields("m", priority=0) == {"priority": 0}, "it serves one without a number last of all"
+
+
+@pytest.mark.parametrize(
+    ("info", "label"),
+    [({}, "on"), ({"schedule_low_priority_values_first": True}, None), ({"enable_priority_scheduling": False}, None)],
+)
+async def test_an_sglang_says_whether_it_schedules_by_priority(info: dict[str, Any], label: str | None) -> None:
+    server = sglang(**{"enable_priority_scheduling": True, **info})
+    assert (await seen(server)).labels.get("priority") == label
+    for pool in (PoolSettings(urls=("http://h",), priority=True), PoolSettings(urls=("http://h",), priority=False)):
+        card = await seen(server, overrides=overrides_of(pool, "http://h"))
+        assert card.labels["priority"] == ("on" if pool.priority else "off"), "the operator's word counts"
+
+
+@pytest.mark.parametrize(
+    ("info", "slots"),
+    [
+        ({"enable_lora": True, "max_loaded_loras": 4, "max_loras_per_batch": 2}, 4),
+        ({"enable_lora": True, "max_loaded_loras": None, "max_loras_per_batch": 8}, 8),
+        ({"enable_lora": None, "max_loras_per_batch": 8}, None),
+    ],
+)
+async def test_an_sglang_says_how_many_adapters_it_holds(info: dict[str, Any], slots: int | None) -> None:
+    assert (await seen(sglang(**info))).adapter_slots == slots
 
 
 def test_a_llama_cpp_gets_no_request_id_for_its_python_server_refuses_one_that_is_no_uuid() -> None:

@@ -120,7 +120,7 @@ def test_priorities_are_sent_on_only_where_the_engine_schedules_by_them() -> Non
     for pool in (vllm(args=("--scheduling-policy=fcfs",)), PoolSettings(engine="vllm", priority=False)):
         other = launch_of("main-0", "tiny", pool, port=1)
         assert "--scheduling-policy" not in other.argv
-        assert not other.card.get("labels")
+        assert other.card.get("labels", {}).get("priority") != "on"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +221,23 @@ def test_an_sglang_publishes_and_replays_at_ports_of_its_own() -> None:
     assert mine["topic"] == "kv@main-0" and mine["publisher"] == "zmq"
     ports = {config[name] for config in (mine, its) for name in ("endpoint", "replay_endpoint")}
     assert len(ports) == 4 and all(port.startswith("tcp://*:") for port in ports), "without a star it would connect"
+
+
+def test_an_sglang_schedules_by_priority_where_its_pool_says_so() -> None:
+    one, other = (launch_of("w", "m", sglang(priority=said), port=8123) for said in (True, None))
+    assert "--enable-priority-scheduling" in one.argv and one.card["labels"]["priority"] == "on"
+    assert "--enable-priority-scheduling" not in other.argv and "labels" not in other.card
+
+
+def test_an_sglang_takes_as_many_adapters_as_its_pool_says() -> None:
+    launch = launch_of(
+        "w", "m", sglang(max_cpu_loras=2, max_lora_rank=64, args=("--lora-target-modules", "q_proj")), port=1
+    )
+    assert "--enable-lora" in launch.argv and launch.card["adapter_slots"] == 2
+    for name, value in (("--max-loaded-loras", "2"), ("--max-loras-per-batch", "2"), ("--max-lora-rank", "64")):
+        assert flag(launch, name) == value
+    assert launch.argv.count("--lora-target-modules") == 1 and flag(launch, "--lora-target-modules") == "q_proj"
+    assert "--enable-lora" not in launch_of("w", "m", sglang(), port=1).argv
 
 
 def test_two_prefill_servers_of_sglang_on_one_machine_meet_their_others_at_two_ports() -> None:

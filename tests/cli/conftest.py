@@ -81,6 +81,7 @@ def worker(name: str, **changes: Any) -> dict[str, Any]:
         "active_requests": 1,
         "active_prefill_tokens": 12,
         "active_blocks": 1,
+        "resident_blocks": 70,
         "kv_blocks": 1000,
         "block_size": 64,
         "requests": 7,

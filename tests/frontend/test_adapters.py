@@ -57,14 +57,46 @@ class Loading:
         return await answer_well(request, body)
 
 
+class SglangLoading(Loading):
+    """The same of SGLang 0.5.23, in its words; it names adapters in a field of their own."""
+
+    async def reply(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        held = self.held.setdefault(request[ENGINE].name, set())
+        name = body.get("lora_path") if "messages" in body else body.get("lora_name")
+        if request.path == "/load_lora_adapter":
+            self.loads.append((request[ENGINE].name, body["lora_name"], body["lora_path"]))
+            if name in held:
+                return self.said(f"Failed to load LoRA adapter {name} because it is already loaded")
+            held.add(body["lora_name"])
+        elif request.path == "/unload_lora_adapter":
+            if name not in held:
+                return self.said(f"LoRA with name {name} does not exist. Loaded LoRAs: odict_keys([])")
+            held.discard(body["lora_name"])
+        elif request.path != "/v1/models" and (name is None or name in held):
+            return await answer_well(request, body)
+        elif request.path != "/v1/models":
+            text = f"Got LoRA adapter that has never been loaded: {name}\nAll loaded adapters: dict_keys([])."
+            error = {"object": "error", "message": text, "type": "BadRequestError", "param": None, "code": 400}
+            return web.json_response(error, status=400)
+        else:
+            return await super().reply(request, body)
+        return web.json_response({"success": True, "error_message": ""})
+
+    @staticmethod
+    def said(text: str) -> web.Response:
+        return web.json_response({"success": False, "error_message": text}, status=400)
+
+
 @asynccontextmanager
-async def adapted(count: int = 1, slots: int = 1, **more: Any) -> AsyncIterator[tuple[Stand, Loading]]:
+async def adapted(
+    count: int = 1, slots: int = 1, engine: str = "vllm", **more: Any
+) -> AsyncIterator[tuple[Stand, Loading]]:
     model = ModelSettings(
         adapters={"sql": "/adapters/sql", "chat": "/adapters/chat"}, pools={"main": PoolSettings()}, **more
     )
     settings = ClusterSettings(models={"m": model}, router=RouterSettings(mode="kv"))
-    loading = Loading()
-    async with stand(count, settings=settings, card={"adapter_slots": slots, "engine": "vllm"}) as found:
+    loading = Loading() if engine == "vllm" else SglangLoading()
+    async with stand(count, settings=settings, card={"adapter_slots": slots, "engine": engine}) as found:
         node: Any = found.service.cluster._node  # type: ignore[attr-defined]
         node.adapters = AdapterLoads(found.live, found.router, AdapterRegistry(settings))
         node.store = MemoryStore()
@@ -230,8 +262,21 @@ async def test_an_engine_without_the_routes_says_what_it_needs() -> None:
         assert status == 503 and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in body["error"]["message"]
 
 
-async def test_what_an_engine_lost_is_loaded_again_once() -> None:
-    async with adapted() as (found, loading):
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+async def test_what_an_engine_has_already_is_loaded_and_what_it_has_no_more_is_unloaded(
+    engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with adapted(engine=engine) as (found, loading):
+        loading.held["e0"] = {"sql"}
+        assert (await found.chat(model="sql")).status == 200, "somebody else had it loaded"
+        loading.held["e0"].clear()
+        assert (await found.chat(model="chat")).status == 200
+        assert loading.held["e0"] == {"chat"} and "did not unload" not in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+async def test_what_an_engine_lost_is_loaded_again_once(engine: str) -> None:
+    async with adapted(engine=engine) as (found, loading):
         assert (await found.chat(model="sql")).status == 200
         loading.held["e0"].clear()
         assert (await found.chat(model="sql", stream=True)).status == 200

@@ -531,12 +531,20 @@ async def test_a_request_that_waits_at_a_silent_engine_is_got_elsewhere(streamed
 
 @pytest.mark.parametrize(
     ("engine", "labels", "wanted"),
-    [("vllm", {"priority": "on"}, -7), ("vllm", {}, None), ("sglang", {"priority": "on"}, 7)],
+    [
+        ("vllm", {"priority": "on"}, [-7, None]),
+        ("vllm", {}, [None, None]),
+        ("sglang", {"priority": "on"}, [7, 0]),
+        ("sglang", {"priority": "off"}, [None, None]),
+    ],
 )
-async def test_priority_travels_in_the_engines_own_way(engine: str, labels: dict[str, str], wanted: int | None) -> None:
+async def test_priority_travels_in_the_engines_own_way(
+    engine: str, labels: dict[str, str], wanted: list[int | None]
+) -> None:
     async with stand(card={"engine": engine, "labels": labels}) as s:
         await s.chat(headers={"x-penstock-priority": "7"})
-        assert json.loads(s.engines[0].bodies[0]).get("priority") == wanted
+        await s.chat()
+        assert [json.loads(body).get("priority") for body in s.engines[0].bodies] == wanted
 
 
 # --- two workers at once ----------------------------------------------------------------------------------------------

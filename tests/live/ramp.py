@@ -108,6 +108,55 @@ def pool_of(cluster: Served) -> dict[str, Any]:
     return dict(found)
 
 
+class Rise(NamedTuple):
+    """The rate that one replica answers (requests/s), and when two were wanted and ready (seconds)."""
+
+    rate: float
+    two_wanted: float
+    two_ready: float
+
+
+def rise(
+    cluster: Served,
+    load: Load,
+    start_limit: float,
+    story: Callable[[], str],
+    learns_for: float = 0.0,
+    one: float | None = None,
+) -> Rise:
+    """See the planner go from one replica to two; arguments as of `follow_a_ramp`."""
+
+    def climb(began: float, rate: float) -> float:
+        """Return the rate at which two are wanted."""
+        found = rate
+        while pool_of(cluster)["desired"] < 2:
+            seconds = time.monotonic() - began
+            assert seconds < 240.0, story()
+            found = rate * STEEPER ** (seconds // STEP)
+            load.rate(found)
+            time.sleep(0.1)
+        return found
+
+    def ten_clients() -> float:
+        """Return the rate that one replica answers."""
+        load.clients(10)
+        began, before = time.monotonic(), len(load.ends)
+        until(lambda: len(load.ends) >= before + 40 and time.monotonic() >= began + learns_for, 120 + learns_for, story)
+        return (len(load.ends) - before) / (time.monotonic() - began)
+
+    load.clients(1)
+    until(lambda: len(load.ends) >= 10, 120, story)
+    rate = one or ten_clients()
+    began = time.monotonic()
+    load.rate(CLEARLY * climb(began, rate))
+    two_wanted = time.monotonic() - began
+    until(lambda: pool_of(cluster)["ready"] == 2, start_limit, story)
+    two_ready = time.monotonic() - began
+    busy = len(load.ends)
+    until(lambda: len(load.ends) > busy + 20, 120, story)
+    return Rise(rate, two_wanted, two_ready)
+
+
 def follow_a_ramp(
     cluster: Served,
     body: Callable[[int, int], dict[str, Any]],
@@ -136,36 +185,9 @@ def follow_a_ramp(
 
     load = Load(cluster.url, body)
 
-    def climb(began: float, rate: float) -> float:
-        """Return the rate at which two are wanted."""
-        found = rate
-        while pool_of(cluster)["desired"] < 2:
-            seconds = time.monotonic() - began
-            assert seconds < 240.0, story()
-            found = rate * STEEPER ** (seconds // STEP)
-            load.rate(found)
-            time.sleep(0.1)
-        return found
-
-    def ten_clients() -> float:
-        """Return the rate that one replica answers."""
-        load.clients(10)
-        began, before = time.monotonic(), len(load.ends)
-        until(lambda: len(load.ends) >= before + 40 and time.monotonic() >= began + learns_for, 120 + learns_for, story)
-        return (len(load.ends) - before) / (time.monotonic() - began)
-
     try:
-        load.clients(1)
-        until(lambda: len(load.ends) >= 10, 120, story)
-        rate = one or ten_clients()
-        began = time.monotonic()
-        load.rate(CLEARLY * climb(began, rate))
-        two_wanted = time.monotonic() - began
-        until(lambda: pool_of(cluster)["ready"] == 2, start_limit, story)
-        two_ready = time.monotonic() - began
-        busy = len(load.ends)
-        until(lambda: len(load.ends) > busy + 20, 120, story)
-        load.rate(QUIET * rate)
+        risen = rise(cluster, load, start_limit, story, learns_for, one)
+        load.rate(QUIET * risen.rate)
         ended = time.monotonic()
         until(lambda: pool_of(cluster)["desired"] == 1, 240, story)
         one_wanted = time.monotonic() - ended
@@ -178,4 +200,4 @@ def follow_a_ramp(
     found = cluster.get("/admin/status")[1]
     assert found["requests"]["failed"] == found["requests"]["rejected"] == 0
     assert not any(each["cut"] for each in cluster.get("/admin/desired")[1]["drained"].values())
-    return Followed(len(load.ends), two_wanted, two_ready, one_wanted, one_left)
+    return Followed(len(load.ends), risen.two_wanted, risen.two_ready, one_wanted, one_left)

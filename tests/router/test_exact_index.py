@@ -170,6 +170,10 @@ class World:
     def agrees(self) -> None:
         self.index.check()
         assert len(self.index) == self.oracle.pairs()
+        for target in TARGETS:
+            assert self.index.resident(target) == len(
+                [tier for tier, _ in self.oracle.held(target) if tier == "device"]
+            )
         assert self.index.counters.audit_disagreements == 0
 
     def end(self) -> None:
@@ -500,7 +504,7 @@ def test_aliases_are_bounded_and_give_up_their_blocks(monkeypatch: pytest.Monkey
     for content in range(5):
         index.apply(A, KvStored(hashes=[content], tokens=tokens((content,)), block_size=BLOCK))
         index.apply(B, KvStored(hashes=[content], tokens=tokens((content,)), block_size=BLOCK))
-    assert index.pairs(A) == 5 and index.pairs(B) == 3
+    assert index.resident(A) == 5 and index.resident(B) == 3
     index.check()
 
 
@@ -535,10 +539,10 @@ def test_unknown_removals_file_what_they_search_and_change_nothing() -> None:
         index.apply(A, KvStored(hashes=chained(20, turn), block_size=BLOCK))
     index.apply(A, KvRemoved(hashes=chained(50, 1000)))
     index.check()
-    assert index.pairs(A) == 2000 and index.counters.removed_unknown == 50
+    assert index.resident(A) == 2000 and index.counters.removed_unknown == 50
     index.apply(A, KvRemoved(hashes=[chained(20, turn)[10] for turn in range(100)]))
     index.check()
-    assert index.pairs(A) == 1900
+    assert index.resident(A) == 1900
     assert all(dict(index.overlap(chained(20, turn))) == {A: HeldBlocks(10)} for turn in range(100))
 
 
@@ -555,6 +559,6 @@ def test_long_chains_grown_block_by_block_are_found_at_every_depth() -> None:
     assert sum(1 for _ in index.dump(A)) <= 5
     for i in range(len(blocks) - 1, -1, -1):
         index.apply(A, KvRemoved(hashes=[blocks[i]]))
-    assert index.pairs(A) == 0 and index.pairs(B) == 1000
+    assert index.resident(A) == 0 and index.resident(B) == 1000
     assert sum(1 for _ in index.dump(B)) <= 3, "one removal after the other leaves no crumbs"
     index.check()

@@ -1,5 +1,6 @@
 """Where requests go by what workers hold: exact, predicted, approximate; affinity, latency cost, several routers."""
 
+import msgspec
 import pytest
 
 from penstock.kernel.hashing import SCHEME, block_hashes
@@ -33,6 +34,7 @@ from penstock.router.settings import (
     RouterSettings,
 )
 from penstock.router.status import findings
+from penstock.router.status_rows import WorkerStatus
 from penstock.router.workers.replica_sync import STALE_AFTER
 from penstock.testing import RouterWorld, arrived, card, only, prompt
 from penstock.testing.router_world import BLOCK
@@ -78,6 +80,29 @@ def answered(world: RouterWorld, count: int, cached: int, tokens: list[int]) -> 
         world.post(arrived(name, tokens), after=1.0)
         effects += world.post(Finished(id=name, attempt=1, tokens=1, cached=cached))
     return effects
+
+
+def test_the_status_counts_what_engines_hold_and_what_running_requests_use_of_it() -> None:
+    tells = {"events": ("tcp://x", "tcp://y"), "hash_scheme": SCHEME, "ranks": 2}
+    world = RouterWorld(card("a", **tells), card("b"))
+    text = prompt(1, 160)
+
+    def shown() -> dict[str, WorkerStatus]:
+        return {row.id: row for row in world.router.status(world.now).workers}
+
+    world.post(stored(A, text))
+    world.post(msgspec.structs.replace(stored(A, text[:48]), rank=1))
+    assert (shown()["a"].resident_blocks, shown()["a"].active_blocks) == (13, 0)
+    assert shown()["a"].kv_blocks == 2000, "each rank has a cache"
+    assert shown()["b"].resident_blocks is None, "it announces nothing, which is not nothing"
+    assert sent(world, "r", [*text, *prompt(2, 48)]).target == Target(A)
+    assert (shown()["a"].resident_blocks, shown()["a"].active_blocks) == (13, 13), "what is computed is announced later"
+    finish(world, "r")
+    gone = KvRemoved(hashes=list(block_hashes(text, BLOCK))[6:])
+    world.post(KvObserved(worker=A, rank=0, epoch=1, sequence=1, events=[gone]))
+    assert (shown()["a"].resident_blocks, shown()["a"].active_blocks) == (9, 0)
+    world.post(KvSourceLost(worker=A, rank=0, reason="gone"))
+    assert shown()["a"].resident_blocks == 3, "of a rank that is not heard nothing is claimed"
 
 
 def test_an_engine_that_has_less_than_it_announced_is_named_and_asked_anew() -> None:

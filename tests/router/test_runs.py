@@ -152,7 +152,7 @@ class Twins(RuleBasedStateMachine):
         assert self.history.pruned == self.history_by_block.pruned
         for target in TARGETS:
             assert self.index.blocks_of(target) == self.index_by_block.blocks_of(target)
-            assert self.index.pairs(target) == self.index_by_block.pairs(target)
+            assert self.index.resident(target) == self.index_by_block.resident(target)
 
 
 Twins.TestCase.settings = settings(max_examples=deep(150), stateful_step_count=40, deadline=None)

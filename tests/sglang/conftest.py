@@ -1,16 +1,20 @@
-"""Where do the SGLang tests get their environment and their model? Else they are skipped.
+"""Where do the SGLang tests get their environment, their model and their servers? Else they are skipped.
 
-`make test-sglang` makes them. Each file starts two servers and ends them: a server takes a GB, and its start most of a
-core for half a minute.
+`make test-sglang` makes the first two. Each file has servers of its own, and ends them: a server takes a GB, and its
+start most of a core for half a minute.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import skip_or_fail
 from tests.engine_venv import ROOT, made
+from tests.live.cluster import Served
+from tests.sglang.fronts import attached
+from tests.sglang.server import SglangServer
 
 HERE = Path(__file__).parent
 VENV = os.environ.get("PENSTOCK_SGLANG_VENV")
@@ -39,3 +43,27 @@ def venv() -> Path:
 def checkpoint(venv: Path) -> Path:
     """The folder of the tiny model that the tests of vLLM serve as well."""
     return made(venv, ROOT / "tests/vllm/setup/checkpoint.py", "sglang-model")
+
+
+@pytest.fixture(scope="module")
+def servers(
+    request: pytest.FixtureRequest, venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[SglangServer, ...]]:
+    """The servers of a file, which says in ``SERVERS`` what further flags each has."""
+    folder = tmp_path_factory.mktemp("servers")
+    each_flags = enumerate(request.module.SERVERS)
+    found = tuple(SglangServer(venv, checkpoint, folder / f"{n}.log", flags=flags) for n, flags in each_flags)
+    try:
+        for server in found:
+            server.wait_ready()
+        yield found
+    finally:
+        for server in found:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def front(servers: tuple[SglangServer, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A frontend that is told nothing but the servers' URLs."""
+    with attached(servers, tmp_path_factory.mktemp("attach")) as cluster:
+        yield cluster

@@ -3,17 +3,18 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from penstock.adapters.engine_ports import free_port
 from penstock.kernel.hashing import block_hashes
-from tests.live.cluster import Served, served
+from tests.live.cluster import Served, served, until
 from tests.sglang.server import PAGE, SglangServer
-from tests.vllm.asking import Answer
+from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.attached.heard import worker_status
+from tests.vllm.load import Prompts
 from tests.vllm.truth import Truth
 from tests.vllm.waiting import eventually
 
@@ -24,6 +25,7 @@ def attached(servers: Sequence[SglangServer], folder: Path) -> Iterator[Served]:
     quiet = ("--canary.idle", "0", "--router.index.predicted_ttl", "0")
     urls = [server.url for server in servers]
     with served(folder, "attach", *urls, "--frontend.port", str(free_port()), *quiet) as cluster:
+        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == len(urls), 30.0, lambda: cluster.text)
         yield cluster
 
 
@@ -36,17 +38,49 @@ def errors(front: Served) -> list[dict[str, Any]]:
     return [finding for finding in found if finding["level"] == "error"]
 
 
-async def heard(front: Served, worker: str, truth: Truth, prompt: Sequence[int]) -> None:
-    """Wait until a worker has announced all blocks of a prompt that it answered, and the frontend has applied them."""
-    blocks = block_hashes(prompt, PAGE)
+async def heard(front: Served, truths: Mapping[str, Truth], target: str, prompt: Sequence[int]) -> None:
+    """Wait until an engine has announced all blocks of a prompt that it answered, and the frontend has applied them.
+
+    Args:
+        truths: by worker, or by worker and rank.
+    """
+    blocks, worker = block_hashes(prompt, PAGE), target.partition("/")[0]
+    ranks = [truth for name, truth in truths.items() if name.partition("/")[0] == worker]
 
     def applied() -> int:
         return int(worker_status(front, worker)["kv_events"]["applied"])
 
     def both() -> bool:
-        return truth.catch_up().depth(blocks) == len(blocks) and applied() >= truth.total
+        announced = sum(truth.catch_up().total for truth in ranks)
+        return truths[target].depth(blocks) == len(blocks) and applied() >= announced
 
-    await eventually(both, story=lambda: f"{worker}: {applied()} of {truth.total} events, {truth.depth(blocks)} blocks")
+    await eventually(both, story=lambda: f"{target}: {applied()} events, {truths[target].depth(blocks)} blocks")
+
+
+async def announced(front: Served, truths: Mapping[str, Truth]) -> None:
+    """Wait until the frontend has applied what engines announced so far; see `heard`."""
+    for worker in {name.partition("/")[0] for name in truths}:
+        ranks = [truth for name, truth in truths.items() if name.partition("/")[0] == worker]
+        await eventually(
+            lambda: (
+                worker_status(front, worker)["kv_events"]["applied"]  # noqa: B023
+                >= sum(truth.catch_up().total for truth in ranks)  # noqa: B023
+            )
+        )
+
+
+async def exact(front: Served, truths: Mapping[str, Truth], prompts: Prompts, count: int) -> int:
+    """Ask one after the other; each answer's cached tokens are those that were predicted. Return how many in all."""
+    cached = 0
+    async with asking() as http:
+        for _ in range(count):
+            prompt = prompts.next()
+            answer = await ask(http, front.url, completion(prompt, prompts.output()))
+            assert whole(answer), answer
+            assert answer.cached == answer.expected, f"{answer.worker}: {len(prompt)} tokens"
+            cached += answer.cached
+            await heard(front, truths, answer.worker, prompt)
+    return cached
 
 
 def whole(answer: Answer) -> bool:

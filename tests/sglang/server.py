@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.adapters.engine_ports import free_port
 from tests.live.cluster import alive, request, until
@@ -34,6 +34,20 @@ def pair_flags(role: str, port: int = 0) -> tuple[str, ...]:
     return (*flags, "--disaggregation-bootstrap-port", str(port))
 
 
+RANKED = ("--dp-size", "2", "--max-running-requests", "2")
+"""Two data-parallel ranks, with two places each."""
+CORES = sorted(os.sched_getaffinity(0))
+RANK_ENV = {"SGLANG_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
+"""Cores of each rank: SGLang wants a NUMA node for each otherwise."""
+
+
+class Rank(NamedTuple):
+    """One cache of a server; see `tests.vllm.truth.Replayed`."""
+
+    block: int
+    replay_endpoint: str
+
+
 class SglangServer:
     """One ``sglang.launch_server`` in a session of its own, with events that can be replayed.
 
@@ -47,6 +61,7 @@ class SglangServer:
         port, events, replay = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.replay_endpoint = f"tcp://127.0.0.1:{replay}"
+        self._env = {**os.environ, **SERVER_ENV, **(RANK_ENV if "--dp-size" in flags else {})}
         self.log = log
         # A star makes it bind.
         config = {"publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
@@ -55,6 +70,11 @@ class SglangServer:
         self._command += ["--kv-events-config", json.dumps(config)]
         self.start()
 
+    def rank(self, number: int) -> "Rank":
+        """Return one of its ranks, whose ports are the first one's and those behind it."""
+        head, _, port = self.replay_endpoint.rpartition(":")
+        return Rank(PAGE, f"{head}:{int(port) + number}")
+
     def start(self) -> None:
         """Start it, or start it again at the same ports."""
         with self.log.open("ab") as out:
@@ -62,7 +82,7 @@ class SglangServer:
                 self._command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **SERVER_ENV},
+                env=self._env,
                 start_new_session=True,
             )
 

@@ -2,14 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from tests.live.cluster import Served, post, until
-from tests.sglang.fronts import attached, errors, heard, whole
+from tests.live.cluster import Served, post
+from tests.sglang.fronts import errors, heard, whole
 from tests.sglang.server import SglangServer, pair_flags
 from tests.vllm.asking import Answer, ask, asking, chat, completion, events
 from tests.vllm.attached.heard import worker_status
@@ -18,33 +16,9 @@ from tests.vllm.server import counter
 from tests.vllm.truth import Truth
 from tests.vllm.waiting import comes_back, eventually
 
+SERVERS = (pair_flags("prefill", free_port()), pair_flags("decode"))
 PREFILL, DECODE = "attached-0", "attached-1"
 WORDS = [f"{word} {n}" for n, word in enumerate(("mill", "river", "gate", "wheel", "stone", "bridge") * 4)]
-
-
-@pytest.fixture(scope="module")
-def pair(
-    venv: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SglangServer, SglangServer]]:
-    folder = tmp_path_factory.mktemp("pair")
-    servers = (
-        SglangServer(venv, checkpoint, folder / "prefill.log", flags=pair_flags("prefill", free_port())),
-        SglangServer(venv, checkpoint, folder / "decode.log", flags=pair_flags("decode")),
-    )
-    try:
-        for server in servers:
-            server.wait_ready()
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
-
-
-@pytest.fixture(scope="module")
-def front(pair: tuple[SglangServer, SglangServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with attached(pair, tmp_path_factory.mktemp("attach")) as cluster:
-        until(lambda: len(cluster.get("/admin/status")[1]["workers"]) == 2, 30.0, lambda: cluster.text)
-        yield cluster
 
 
 def test_the_servers_tell_their_roles(front: Served) -> None:
@@ -56,9 +30,9 @@ def test_the_servers_tell_their_roles(front: Served) -> None:
 
 
 async def test_every_request_is_handed_over_and_its_cached_tokens_are_those_predicted(
-    pair: tuple[SglangServer, SglangServer], front: Served
+    servers: tuple[SglangServer, SglangServer], front: Served
 ) -> None:
-    truth, rng = Truth(pair[0]), random.Random(4)
+    truths, rng = {PREFILL: Truth(servers[0])}, random.Random(4)
     async with asking() as http:
         for length in (1, 15, 16, 17, 80, 300, 700):
             prompt = [rng.randrange(300, 2000) for _ in range(length)]
@@ -69,7 +43,7 @@ async def test_every_request_is_handed_over_and_its_cached_tokens_are_those_pred
                 assert (answer.worker, answer.headers["x-penstock-prefill-worker"]) == (DECODE, PREFILL)
                 assert answer.cached == answer.expected == (max(0, (length - 1) // 16 * 16) if stream else 0)
                 texts.append(answer.text)
-                await heard(front, PREFILL, truth, prompt)
+                await heard(front, truths, PREFILL, prompt)
             if length > 1:
                 assert texts[0] == texts[1]
 
@@ -90,7 +64,7 @@ async def test_lists_and_echoes_are_handed_over_and_what_can_not_be_is_refused_o
 
 
 async def test_a_client_that_leaves_leaves_nothing_running(
-    pair: tuple[SglangServer, SglangServer], front: Served
+    servers: tuple[SglangServer, SglangServer], front: Served
 ) -> None:
     async with asking() as http:
         body = {**chat("the mill of the river", 1500, ignore_eos=True), "stream": True}
@@ -98,7 +72,7 @@ async def test_a_client_that_leaves_leaves_nothing_running(
             async with http.post(f"{front.url}/v1/chat/completions", json=body) as response:
                 async for _ in events(response):
                     break
-        for server in pair:
+        for server in servers:
             await eventually(lambda: counter(server.url, "sglang:num_running_reqs") == 0)  # noqa: B023
         assert whole(await ask(http, front.url, chat("and then?", 4)))
 
@@ -109,9 +83,9 @@ def test_doctor_finds_no_error(front: Served) -> None:
 
 @pytest.mark.parametrize("killed", [DECODE, PREFILL])
 async def test_a_side_that_is_killed_under_load_lets_each_answer_be_whole_or_refused_once(
-    pair: tuple[SglangServer, SglangServer], front: Served, killed: str
+    servers: tuple[SglangServer, SglangServer], front: Served, killed: str
 ) -> None:
-    server, epoch = pair[killed == DECODE], worker_status(front, killed)["epoch"]
+    server, epoch = servers[killed == DECODE], worker_status(front, killed)["epoch"]
     ended: list[Answer] = []
     some = asyncio.Event()
 

@@ -55,11 +55,11 @@ CANDIDATE_COLUMNS = {
     "COSTLY BLOCKS": "costly_blocks",
     "ACTIVE": "active_requests",
     "PREFILL TOKENS": "active_prefill_tokens",
-    "KV BLOCKS": "active_blocks",
+    "IN USE": "active_blocks",
     "INDEX": "index",
 }
 """Heading -> attribute of a candidate's `Cost`."""
-_LOADS = ("INDEX", "KV BLOCKS", "PREFILL TOKENS", "COSTLY BLOCKS", "CACHED TOKENS", "ACTIVE")
+_LOADS = ("INDEX", "IN USE", "PREFILL TOKENS", "COSTLY BLOCKS", "CACHED TOKENS", "ACTIVE")
 CANDIDATES_SPARE = (*_LOADS, *(part.upper() for part in reversed(COST_PARTS)))
 """Columns that are left out on a narrow terminal, the first one first, after those that tell no candidates apart."""
 CANDIDATES_SHOWN = 20

@@ -83,6 +83,7 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's description of itself. What is not known is None: unknown is not zero.
 
     Units: block_size, max_model_len, max_num_batched_tokens tokens; kv_blocks blocks; epoch grows with each restart.
+    kv_blocks, max_num_seqs and max_num_batched_tokens are those of one data-parallel rank.
     """
 
     id: WorkerId

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.plurals import counted
-from penstock.router.model_pool import ModelPool
+from penstock.router.model_pool import HEARD, ModelPool
 from penstock.router.requests.stage_graph import FINAL, needs_pair
 from penstock.router.router_state import RouterState
 from penstock.router.status_rows import (
@@ -231,6 +231,8 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     card = worker.card
     targets, applied, gaps, lost = worker.targets, 0, 0, 0
     requests, prefill_tokens, blocks = 0, 0, 0
+    index = pool.exact
+    resident = [] if index is None else [index.resident(each) for each in targets if pool.kv_state(each) in HEARD]
     streams = [stream for target in targets if (stream := pool.streams.get(target)) is not None]
     for stream in streams:
         applied, gaps, lost = applied + stream.applied, gaps + stream.gaps, lost + stream.unrecovered
@@ -254,7 +256,8 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
         active_requests=requests,
         active_prefill_tokens=prefill_tokens,
         active_blocks=blocks,
-        kv_blocks=card.kv_blocks,
+        resident_blocks=sum(resident) if resident else None,
+        kv_blocks=None if card.kv_blocks is None else card.kv_blocks * card.ranks,
         paired=needs_pair(card),
         block_size=card.block_size,
         requests=worker.requests,

@@ -128,6 +128,7 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     active_requests: int
     active_prefill_tokens: int
     active_blocks: int
+    """Blocks of running requests, those to be computed included: the load by which requests are placed."""
     kv_blocks: int | None
     block_size: int | None
     requests: int
@@ -136,6 +137,9 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     kv_events: KvEventsStatus | None
     paired: bool = False
     """Whether it takes only requests in which a worker of another role has a part."""
+    resident_blocks: int | None = None
+    """Whole blocks in its engine's memory by its KV events, whether requests run with them or nobody does; None where
+    they are not heard."""
     stats: str | None = None
     labels: dict[str, str] = {}
     steps: StepsStatus | None = None

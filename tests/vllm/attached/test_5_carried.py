@@ -129,7 +129,7 @@ async def test_a_client_that_hangs_up_ends_its_request_in_the_engine(servers: Se
 async def test_the_more_urgent_request_goes_first(servers: Servers, front: Served) -> None:
     """vLLM takes the lowest number first, and what a client writes in vLLM's own field arrives as it is."""
     servers[0].settled()
-    behind = await overtaken(front.url, servers[0].url, WORKERS[0], {"priority": 10}, {"priority": -10})
+    behind = await overtaken(front.url, servers[0].url, PIN, {"priority": 10}, {"priority": -10})
     assert behind >= LATE // 2
 
 

@@ -66,7 +66,7 @@ async def test_a_priority_in_the_fields_own_words_reaches_the_engine_in_its(clus
     behind = await overtaken(
         cluster.url,
         url,
-        WORKERS[0],
+        {"x-penstock-worker": WORKERS[0]},
         {"nvext": {"agent_hints": {"priority": 1}}},
         {"nvext": {"agent_hints": {"priority": 7}}},
     )

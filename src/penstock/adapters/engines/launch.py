@@ -316,6 +316,16 @@ def _sglang(
     ):
         if value is not None:
             flags[flag] = str(value)
+    if takes_priority(pool):
+        flags["--enable-priority-scheduling"] = None
+    if pool.max_cpu_loras is not None:
+        flags |= {
+            "--enable-lora": None,
+            "--max-loras-per-batch": str(min(pool.max_loras, pool.max_cpu_loras)),
+            "--max-loaded-loras": str(pool.max_cpu_loras),
+            "--max-lora-rank": str(pool.max_lora_rank),
+            "--lora-target-modules": "all",  # it must know before the first one comes
+        }
     flags |= template_flag(pool)
     card: JsonObject = {**overrides_of(pool), "engine": "sglang"}
     if len(gpus) > 1:

@@ -45,7 +45,9 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         "max_num_batched_tokens": pool.max_num_batched_tokens,
         "adapter_slots": pool.max_cpu_loras,
     }
-    labels = {**pool.labels, **({"priority": "on"} if takes_priority(pool) else {})}
+    labels = {**pool.labels}
+    if takes_priority(pool) or pool.priority is not None:
+        labels["priority"] = "on" if takes_priority(pool) else "off"  # whatever the server says
     if pool.client_fields:
         labels[CLIENT_FIELDS] = " ".join(pool.client_fields)
     if is_file(labels.get(CHAT_TEMPLATE)):

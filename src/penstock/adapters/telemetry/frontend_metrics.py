@@ -223,7 +223,14 @@ class FrontendMetrics(MetricNamesOf):
         for gauge in (
             *(self.active, self.inflight, self.queued, self.pending, self.queue_length, self.registered),
             *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
-            *(self.index_state, self.worker_ready, self.block_size, self.total_blocks, self.context_length),
+            *(
+                self.index_state,
+                self.worker_ready,
+                self.worker_resident,
+                self.block_size,
+                self.total_blocks,
+                self.context_length,
+            ),
             *(self.max_num_seqs, self.max_batched, self.migration),
             *(self.pass_time, self.pass_seqs, self.pass_kv, self.pass_waiting),
         ):
@@ -302,6 +309,8 @@ class FrontendMetrics(MetricNamesOf):
         self.index_state.set(model, worker.index, name, to=1)
         self.worker_ready.set(model, name, to=float(worker.why_not is None))
         self.worker_failures.set(model, name, to=worker.failures)
+        if worker.resident_blocks is not None:
+            self.worker_resident.set(model, name, to=worker.resident_blocks)
         labels = (COMPONENT, NAMESPACE, model, COMPONENT, "generate", NAMESPACE, me, WORKER_TYPE)
         blind = kv and worker.index == "none"
         self.mismatch.add(*labels, by=float(blind))

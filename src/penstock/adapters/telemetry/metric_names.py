@@ -195,6 +195,12 @@ class MetricNamesOf:
         self.worker_failures = new.counter(
             "worker_failures_total", "Attempts that failed by the worker's fault.", "model", "worker"
         )
+        self.worker_resident = new.gauge(
+            "worker_resident_blocks",
+            "KV blocks in an engine's memory by its KV events, used or not.",
+            "model",
+            "worker",
+        )
         self.index_state = new.gauge(
             "worker_index_state", "How well a worker's cache is known.", "model", "state", "worker"
         )

@@ -53,9 +53,12 @@ def _worst(status: ClusterStatus, rows: Iterable[str]) -> list[str]:
     return sorted(marks, key=lambda name: (marks[name], natural(name)))
 
 
-POOL_HEADINGS = ("POOL", "READY", "ACTIVE", "PREFILL TOKENS", "KV BLOCKS", "REQUESTS", "FAILED", "RESTARTS")
+POOL_HEADINGS = (
+    *("POOL", "READY", "ACTIVE", "PREFILL TOKENS", "IN USE", "KV BLOCKS"),
+    *("REQUESTS", "FAILED", "RESTARTS"),
+)
 SUMMED = (
-    *("active_requests", "active_prefill_tokens", "active_blocks", "kv_blocks"),
+    *("active_requests", "active_prefill_tokens", "active_blocks", "resident_blocks", "kv_blocks"),
     *("requests", "failures", "restarts"),
 )
 """What a pool's workers have together, for its row."""
@@ -73,10 +76,20 @@ def pool_rows(status: ClusterStatus) -> list[list[Any]]:
         ready, desired = sum(not worker.why_not for worker in workers), len(workers)
         if name in pools:
             ready, desired = pools[name].serving, pools[name].desired
-        running, tokens, active, blocks, *counts = (sum(getattr(w, field) or 0 for w in workers) for field in SUMMED)
-        shown = f"{active:,} of {blocks:,}" if blocks else active
-        rows.append([name, f"{ready} of {desired}", running, tokens, shown, *counts])
+        running, tokens, active, resident, blocks, *counts = (_sum(workers, field) for field in SUMMED)
+        rows.append([name, f"{ready} of {desired}", running, tokens, active, _blocks(resident, blocks), *counts])
     return rows
+
+
+def _sum(workers: Sequence[WorkerStatus], field: str) -> int | None:
+    """Return what workers have together, as far as it is known; None where it is of none of them."""
+    known = [value for worker in workers if (value := getattr(worker, field)) is not None]
+    return sum(known) if known or not workers else None
+
+
+def _blocks(resident: int | None, blocks: int | None) -> str | int | None:
+    """Return how many blocks are in engines' memory, and how many fit."""
+    return resident if not blocks else f"{'-' if resident is None else f'{resident:,}'} of {blocks:,}"
 
 
 def finding_lines(status: ClusterStatus) -> list[str]:
@@ -115,9 +128,8 @@ WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
     "INDEX": lambda worker: worker.index,
     "ACTIVE": lambda worker: worker.active_requests,
     "PREFILL TOKENS": lambda worker: worker.active_prefill_tokens,
-    "KV BLOCKS": lambda worker: (
-        worker.active_blocks if worker.kv_blocks is None else f"{worker.active_blocks:,} of {worker.kv_blocks:,}"
-    ),
+    "IN USE": lambda worker: worker.active_blocks,
+    "KV BLOCKS": lambda worker: _blocks(worker.resident_blocks, worker.kv_blocks),
     "REQUESTS": lambda worker: worker.requests,
     "FAILED": lambda worker: worker.failures,
     "RESTARTS": lambda worker: worker.restarts,
@@ -135,7 +147,7 @@ def worker_spare(status: ClusterStatus) -> tuple[str, ...]:
     least = ("URL", "LOST", "KV EVENTS", "BREAKER", "PREFILL TOKENS")
     plain = all(worker.role == "aggregated" for worker in status.workers)
     # The reason why a worker takes no requests is beside its state.
-    return (*(("ROLE",) if plain else ()), *least, "INDEX", "KV BLOCKS")
+    return (*(("ROLE",) if plain else ()), *least, "IN USE", "INDEX", "KV BLOCKS")
 
 
 def worker_rows(status: ClusterStatus) -> dict[str, list[Any]]:

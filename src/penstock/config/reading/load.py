@@ -183,7 +183,7 @@ def _with_adapters(settings: ClusterSettings) -> ClusterSettings:
             model,
             pools={
                 key: msgspec.structs.replace(pool, max_cpu_loras=HELD_ADAPTERS)
-                if pool.max_cpu_loras is None and pool.engine in ("sim", "vllm") and not pool.attached
+                if pool.max_cpu_loras is None and pool.engine in ("sim", "vllm", "sglang") and not pool.attached
                 else pool
                 for key, pool in model.pools.items()
             },

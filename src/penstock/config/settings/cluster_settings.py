@@ -193,7 +193,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         bool | None,
         Knob(
             "Send a request's priority on to the engines; only for engines that schedule by it, since others refuse. "
-            "Unset does so for engines that are started here and do."
+            "Unset does so for engines that are started here and do, and for an SGLang that says so."
         ),
     ] = None
     command: Annotated[
@@ -245,7 +245,7 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
         int,
         Knob(
             "LoRA adapters that one batch of an engine may have; more let more of them run together and cost GPU "
-            "memory. vLLM's --max-loras.",
+            "memory. vLLM's --max-loras, SGLang's --max-loras-per-batch.",
             unit="count",
             ge=1,
         ),

@@ -406,9 +406,10 @@ class Attempt:
         body = await call.read()
         status = call.status
         text = error_text(body)
-        if status == 404 and answer.resolved.adapter is not None and self.dispatch.card.adapter_slots:
+        asked = answer.resolved.adapter is not None and self.dispatch.card.adapter_slots
+        if asked and self.dialect.lacks_adapter(status, text):
             # The router believed it there; another frontend, or an operator, has unloaded it.
-            return AttemptLost(f"the engine answered 404: {text}", 404, at_fault=False, adapter=True)
+            return AttemptLost(f"the engine answered {status}: {text}", 404, at_fault=False, adapter=True)
         kind = self.dialect.refusal(status, text)
         if kind == "client" and self._tokens is not None:
             # It words a refusal of the client's own request as the client knows it.

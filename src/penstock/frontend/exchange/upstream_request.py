@@ -180,11 +180,12 @@ def _added(
     if job.template is not None and card.labels.get(CHAT_TEMPLATE) == TAKEN and "chat_template" not in parsed.fields:
         added["chat_template"] = job.template
     # Only an engine that schedules by priority takes one; the client's own field is passed on unchanged.
-    heard = hints is not None and card.labels.get("priority") == "on" and "priority" not in parsed.fields
+    heard = card.labels.get("priority") == "on" and "priority" not in parsed.fields
+    priority = 0 if hints is None else hints.preferences.priority
     fields = dialect.fields(
         card.model,
         adapter=adapter,
-        priority=hints.preferences.priority if hints is not None and heard else 0,
+        priority=priority if heard else None,
         salt=None if hints is None else hints.salt,
         chat=parsed.endpoint == "chat_completions",
     )

@@ -108,7 +108,7 @@ export function programs(status) {
 const excluded = one => `${target(one.target)}${one.others ? ` and ${number(one.others)} more` : ""} ${one.reason}`;
 
 const candidateHead = [text("Candidate"), ...["Cost", "Prefill", "Decode", "Queue", "Transfer", "Discount", "Overlap blocks", "Cached tokens", "Requests",
-  "Prefill tokens", "KV blocks"].map(quantity), text("Index")];
+  "Prefill tokens", "In use"].map(quantity), text("Index")];
 
 /**
  * Return a decision with all its candidates: the same record that `penstock explain` prints.

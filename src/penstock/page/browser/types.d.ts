@@ -599,6 +599,7 @@ export type WorkerStatus = {
   breaker: "closed" | "half_open" | "open";
   kv_events: KvEventsStatus | null;
   paired?: boolean;
+  resident_blocks?: number | null;
   stats?: string | null;
   labels?: {[name: string]: string};
   steps?: StepsStatus | null;

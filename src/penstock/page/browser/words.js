@@ -25,7 +25,7 @@ const WORKER = {
   paired: ["Takes only requests in which a worker of another role has a part", yes => yes ? "yes" : "no"],
   active_requests: ["Requests now", count], active_prefill_tokens: ["Prompt tokens to compute", count], requests: ["Requests so far", count],
   failures: ["Failed requests", count], breaker: ["Circuit breaker"],
-  active_blocks: ["KV blocks in use", count], kv_blocks: ["KV blocks in all", count], block_size: ["Tokens per KV block", count],
+  active_blocks: ["KV blocks in use", count], resident_blocks: ["KV blocks in its memory", count], kv_blocks: ["KV blocks in all", count], block_size: ["Tokens per KV block", count],
   index: ["What is known of its cache"], "kv_events.applied": ["KV events applied", count], "kv_events.gaps": ["Gaps in its KV events", count],
   "kv_events.lost": ["Gaps that were not replayed", count], stats: ["Statistics plug-in at"],
   "steps.source": ["Statistics of passes from"], "steps.wall_window_s": ["Passes counted over", seconds], "steps.wall_age_s": ["Counted", value => `${seconds(value)} ago`],

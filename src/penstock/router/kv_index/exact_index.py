@@ -323,9 +323,9 @@ class ExactIndex:
         """Return the targets that stored something since they last were cleared."""
         return list(self._slots)
 
-    def pairs(self, target: Target) -> int:
-        """Return how many blocks a target holds, all tiers together."""
-        return self._slots.pairs(target)
+    def resident(self, target: Target) -> int:
+        """Return how many blocks a target holds in its engine's own memory."""
+        return self._device.counts[self._slots.bit(target)]
 
     def windowed(self, target: Target | None = None) -> bool:
         """Tell whether some layers of a target, or of any, read a window of a prompt or one state."""

@@ -110,8 +110,8 @@ class EventIndexer(Indexer[HeldBlocks], Protocol):
         """Take in one KV event of a target, in the order in which the engine sent them."""
         ...
 
-    def pairs(self, target: Target) -> int:
-        """Return how many blocks a target holds."""
+    def resident(self, target: Target) -> int:
+        """Return how many blocks a target holds in its engine's own memory. Constant time."""
         ...
 
     def windowed(self, target: Target | None = None) -> bool:

@@ -66,11 +66,6 @@ class WorkerBits:
         slot = self._slot_of.get(target)
         return 0 if slot is None else 1 << slot
 
-    def pairs(self, target: Target) -> int:
-        """Return how many blocks a target holds, all tiers."""
-        slot = self._slot_of.get(target)
-        return 0 if slot is None else self._ledger.pairs[slot]
-
     def join(self, target: Target) -> int:
         """Return a target's bit, a new one where it has none."""
         slot = self._slot_of.get(target)

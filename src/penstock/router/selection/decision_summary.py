@@ -43,9 +43,9 @@ class DecisionSummaries:
         """When a model's last whole decision was made."""
 
     def lines(self, decision: Decision) -> tuple[bytes, bytes, bool]:
-        """Return a decision as JSON of at most `BYTES_MAX` bytes, its line of the run folder, and whether it is shortened.
+        """Return a decision as JSON of at most `BYTES_MAX` bytes, its line of the run folder, and whether it was cut.
 
-        The line has the table of its candidates where it is its turn; a shortened one leaves some of them out, or
+        The line has the table of its candidates where it is its turn; one that was cut leaves some of them out, or
         some of what excluded others.
         """
         if len(decision.candidates) <= ROWS_MAX and len(decision.excluded) <= REASONS_MAX:

@@ -46,7 +46,9 @@ RECONCILE_EVERY = 5.0
 """Seconds after which it is looked again whether adapters are on as many workers as they are to be."""
 ANSWER_MAX = 64 << 10
 JSON = {"content-type": "application/json"}
-LOADED_ALREADY = "already been loaded"
+LOADED_ALREADY = ("has already been loaded", "because it is already loaded")
+NOT_LOADED = "does not exist. Loaded LoRAs"
+"""Texts of engines that hold other adapters than we believe: vLLM's and SGLang's to a load, SGLang's to an unload."""
 NO_ROUTE = '{"detail":"Not Found"}'
 """Answer of an engine that has no route for loads, as FastAPI writes it."""
 
@@ -228,7 +230,7 @@ class AdapterLoads:
             return LoadFailure(f"an engine of kind {card.engine} loads no adapters while it runs", 503)
         body = {"lora_name": adapter, "lora_path": known.path}
         status, text = await self._post(card.url + routes[0], body, LOAD_TIMEOUT)
-        if status == 200 or LOADED_ALREADY in text:
+        if status == 200 or any(words in text for words in LOADED_ALREADY):
             return None
         if status == 404 and text.replace(" ", "") == NO_ROUTE.replace(" ", ""):
             return LoadFailure("it loads no adapters while it runs (VLLM_ALLOW_RUNTIME_LORA_UPDATING is not set)", 503)
@@ -249,7 +251,7 @@ class AdapterLoads:
         if routes is None:
             return
         status, text = await self._post(card.url + routes[1], {"lora_name": name}, UNLOAD_TIMEOUT)
-        if status not in (200, 404):
+        if status not in (200, 404) and NOT_LOADED not in text:
             log.warning("worker %s did not unload adapter %s: %s %s", card.id, name, status or "", text)
 
     async def _list(self, card: WorkerCard) -> None:

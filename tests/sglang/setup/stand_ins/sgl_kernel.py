@@ -1,10 +1,12 @@
-"""What does SGLang need of its kernel package on a CPU without AMX? Names at its imports, and one operator.
+"""What does SGLang need of its kernel package on a CPU without AMX? Names at its imports, one operator, plain memory.
 
 Everything else of that package runs on no path of the tests; whatever calls it fails, and says what it called.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 __version__ = "0.0"
 
@@ -31,3 +33,13 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"sgl_kernel.{name} has no stand-in: see {__file__}")
 
     return absent
+
+
+def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *arguments, pin_memory=False, **named: make(*arguments, **named)
+
+
+if not torch.accelerator.is_available():
+    # SGLang pins what its LoRA layers pass on, whatever the device, and torch then wants one to pin it for.
+    torch.tensor, torch.zeros, torch.empty = map(_unpinned, (torch.tensor, torch.zeros, torch.empty))
+    torch.Tensor.pin_memory = lambda self, device=None: self

@@ -93,6 +93,8 @@ class Dialect:
     priority_field: str | None = None
     priority_sign: int = 1
     """-1 where the engine serves lower numbers first; Penstock serves higher ones first."""
+    priority_needed: bool = False
+    """Whether the engine serves a request without a number after all others, so that our usual one, 0, is sent too."""
     salt_field: str | None = None
     salts_chats_only: bool = False
     """Whether it refuses that field in a completion."""
@@ -116,6 +118,8 @@ class Dialect:
 
     clear_cache: str | None = None
     """POST to this route drops the cached blocks that no request holds, where the server allows it."""
+    lora_missing: str | None = None
+    """Text with which it refuses a request for an adapter that it does not hold, where that is no 404."""
     lora_routes: tuple[str, str] | None = None
     """Routes (POST, ``lora_name`` and ``lora_path``) that load and unload an adapter; None where it has none."""
     clear_is_late: bool = False
@@ -133,7 +137,7 @@ class Dialect:
         model: str,
         *,
         adapter: str | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         salt: str | None = None,
         chat: bool = True,
     ) -> JsonObject:
@@ -142,14 +146,14 @@ class Dialect:
         Args:
             model: the model that the engine serves.
             adapter: the requested LoRA adapter of that model.
-            priority: as we count; 0 is not sent, since an engine that does not schedule by priority may refuse one.
+            priority: as we count; None is for an engine that does not schedule by priority, and may refuse one.
             salt: keeps this request's cached blocks apart from those of all others.
             chat: whether it is a chat, and no completion.
         """
         body: JsonObject = {}
         if adapter is not None and self.lora_field is not None:
             body["model"], body[self.lora_field] = model, adapter
-        if priority and self.priority_field is not None:
+        if self.priority_field is not None and (priority or (self.priority_needed and priority is not None)):
             body[self.priority_field] = self.priority(priority)
         if salt is not None and self.salt_field is not None and (chat or not self.salts_chats_only):
             body[self.salt_field] = salt
@@ -158,6 +162,10 @@ class Dialect:
     def headers(self, request: str) -> dict[str, str]:
         """Return the headers that name a request to this engine."""
         return {"x-request-id": request} if self.request_ids else {}
+
+    def lacks_adapter(self, status: int, body: str) -> bool:
+        """Return whether an engine that was asked for an adapter refuses because it does not hold it."""
+        return status == 404 or (status == 400 and self.lora_missing is not None and self.lora_missing in body)
 
     def refusal(self, status: int, body: str) -> Refusal:
         """Return what an answer with an error status means.

@@ -39,15 +39,27 @@ async def card(server: EngineServer, model: Mapping[str, Any]) -> CardFields | N
     reported: CardFields = {
         "block_size": page,
         "kv_blocks": tokens // page if tokens is not None and page is not None else None,
-        "max_num_seqs": whole(info.get("max_running_requests")),
+        "max_num_seqs": _seats(info),
         "max_num_batched_tokens": whole(info.get("chunked_prefill_size")),
         "max_model_len": whole(model.get("max_model_len")) or whole(info.get("context_length")),
         "tokenizer": folder(info.get("tokenizer_path")),
         **_pair_card(info, server.url),
     }
-    if isinstance(info.get("version"), str):
-        reported["labels"] = {"version": info["version"]}
+    labels = {"version": info["version"]} if isinstance(info.get("version"), str) else {}
+    if info.get("enable_priority_scheduling") and not info.get("schedule_low_priority_values_first"):
+        labels["priority"] = "on"
+    if labels:
+        reported["labels"] = labels
+    if info.get("enable_lora"):  # how many it holds has no limit where none is set: then those of a batch
+        reported["adapter_slots"] = whole(info.get("max_loaded_loras")) or whole(info.get("max_loras_per_batch"))
     return {**reported, **event_card(info, server.url)}
+
+
+def _seats(info: Mapping[str, Any]) -> int | None:
+    """Return how many requests a rank runs at once; with DP attention ranks share what was set."""
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    return whole(state.get("effective_max_running_requests_per_dp")) or whole(info.get("max_running_requests"))
 
 
 def _pair_card(info: Mapping[str, Any], url: str) -> CardFields:
@@ -77,7 +89,8 @@ def event_card(info: Mapping[str, Any], url: str) -> CardFields:
             return {}
     if not isinstance(config, dict) or config.get("publisher") != "zmq":
         return {}
-    ranks = whole(info.get("dp_size")) or 1  # with DP attention or without: each has a cache of its own
+    # Each rank has a cache of its own. With DP attention 0.5.23 counts them in attn_dp_size, and one replica.
+    ranks = (whole(info.get("dp_size")) or 1) * (whole(info.get("attn_dp_size")) or 1)
     endpoint = config.get("endpoint") or "tcp://*:5557"
     reported: CardFields = {
         "ranks": ranks,
@@ -111,8 +124,10 @@ SGLANG = Dialect(
     resume="message",
     continue_fields=(("continue_final_message", True),),
     priority_field="priority",
+    priority_needed=True,
     salt_field="cache_salt",
     lora_field="lora_path",
+    lora_missing="has never been loaded",
     lora_routes=("/load_lora_adapter", "/unload_lora_adapter"),
     rank_field="data_parallel_rank",
     clear_cache="/flush_cache",

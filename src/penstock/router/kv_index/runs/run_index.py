@@ -78,7 +78,7 @@ class RunIndex:
         """A target is gone."""
         self._reach.forget(target)
 
-    def pairs(self, target: Target) -> int:
+    def resident(self, target: Target) -> int:
         """Return how many blocks a target holds."""
         return self._reach.pairs.get(target, 0)
 

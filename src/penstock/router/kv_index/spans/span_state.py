@@ -1,7 +1,7 @@
 """Snapshot, restore and invariant check of one tier of the exact KV index."""
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import repeat
 from typing import Any
 
@@ -59,6 +59,7 @@ def restore(table: SpanTable, state: Snapshot) -> None:
     table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
     table.copies.restore(state["copies"])
     table.alive = from_bytes(state["alive"])
+    table.counts = _counts(table)
     table.unfiled = {slot: dict.fromkeys(numbers) for slot, numbers in state["unfiled"]}
     table.free = list(state["free"])
     table.age = OrderedDict.fromkeys(state["age"])
@@ -82,8 +83,11 @@ def check(table: SpanTable, pairs: list[int]) -> None:
             raise InvariantError(f"span {number} is empty or its columns differ in length")
         if any(table.by_hash.get(key) != number for key in filed_keys(span)):
             raise InvariantError(f"a block of span {number} is filed elsewhere")
-        for slot in bits(span.mask & table.alive):
-            pairs[slot] += len(span.hashes)
+    counts = _counts(table)
+    for bit, count in counts.items():
+        pairs[bit.bit_length() - 1] += count
+    if counts != table.counts:
+        raise InvariantError(f"workers hold {counts} blocks, and {table.counts} are counted")
     if (blocks, unfiled, filed) != (table.blocks, table.blocks_unfiled, len(table.by_hash)) or blocks != len(every):
         raise InvariantError(f"{blocks} blocks ({len(every)} different), {unfiled} of them not filed, are miscounted")
     for slot, numbers in table.unfiled.items():
@@ -107,6 +111,15 @@ def check(table: SpanTable, pairs: list[int]) -> None:
                 raise InvariantError(f"an engine hash of span {number} leads nowhere")
     if set(table.age) != {number for number, _ in table.numbered()}:
         raise InvariantError("the spans' ages and the spans differ")
+
+
+def _counts(table: SpanTable) -> Counter[int]:
+    """Count what each worker that is there holds. Cost: walks everything."""
+    counts: Counter[int] = Counter()
+    for _, span in table.numbered():
+        for slot in bits(span.mask & table.alive):
+            counts[1 << slot] += len(span.hashes)
+    return counts
 
 
 def mask_bytes(mask: int) -> bytes:

@@ -4,7 +4,7 @@ The part of `penstock.router.kv_index.spans.spans` that moves blocks between spa
 """
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
 
@@ -30,6 +30,8 @@ class SpanTable:
         self.lazy = lazy
         self.blocks = 0
         self.blocks_unfiled = 0
+        self.counts: Counter[int] = Counter()
+        """bit -> blocks that this worker holds."""
         self.by_hash: dict[int, int] = {}
         self.by_engine: dict[int, int] = {}
         self.spans: list[Span | None] = []

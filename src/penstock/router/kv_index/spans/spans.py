@@ -355,7 +355,7 @@ class Spans(SpanTable):
         span = self._clean(number)
         length = len(span.hashes)
         for slot in bits(span.mask):
-            self.ledger.add(slot, -length)
+            self._count(1 << slot, -length)
             self.copies.drop(1 << slot, span.hashes)
         self.counters.evicted += span.mask.bit_count() * length
         self._drop(number)
@@ -382,6 +382,7 @@ class Spans(SpanTable):
 
     def forget(self, bit: int) -> None:
         """Drop what is kept for one worker beside its bit."""
+        self.counts.pop(bit, None)
         self.aliases.pop(bit, None)
         self.copies.forget(bit)
         self.unfiled.pop(bit.bit_length() - 1, None)
@@ -400,4 +401,5 @@ class Spans(SpanTable):
             parent = self.span(before).parent
 
     def _count(self, bit: int, blocks: int) -> None:
+        self.counts[bit] += blocks
         self.ledger.add(bit.bit_length() - 1, blocks)
