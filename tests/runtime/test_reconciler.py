@@ -12,7 +12,7 @@ from penstock.adapters.connectors.engine_process import EngineTemplate
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.runtime.cluster_state import membership_ack
+from penstock.runtime.cluster_state import drain_progress, membership_ack
 from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
 from penstock.runtime.cluster_state.desired_state import (
     ACKS,
@@ -36,7 +36,7 @@ from penstock.runtime.cluster_state.desired_state import (
     decode,
     put,
 )
-from penstock.runtime.cluster_state.drain_progress import DrainProgress, running_on
+from penstock.runtime.cluster_state.drain_progress import DrainProgress, running
 from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.supervision import requests_left as module
@@ -369,7 +369,7 @@ async def test_a_frontend_counts_what_it_has_running_on_a_worker_that_leaves():
     for number in range(6):
         world.post(arrived(f"r{number}"))
     on_a = sum(world.sent(f"r{n}").target.worker == "a" for n in range(6))
-    assert running_on(world.router, "a") == on_a > 0
+    assert running(world.router)["a"] == on_a > 0
     store = MemoryStore()
     departures = DrainProgress(store, world.router, "f0", ttl=10)
     departures.began(card("a"))
@@ -506,3 +506,21 @@ async def test_joins_of_one_moment_are_acknowledged_in_few_writes():
     assert sum(store.written) < 3 * store.written[-1]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_requests_are_counted_once_for_all_workers_that_drain(monkeypatch):
+    counts = 0
+
+    def counted(router):
+        nonlocal counts
+        counts += 1
+        return running(router)
+
+    monkeypatch.setattr(drain_progress, "running", counted)
+    space = MemorySpace()
+    departures = DrainProgress(MemoryStore(space), RouterWorld(card("a")).router, "f0", ttl=10)
+    for number in range(200):
+        departures.began(card(f"w{number}"))
+    await until(lambda: len(space.values) == 200)
+    assert counts < 50
+    await departures.close()
