@@ -45,6 +45,21 @@ async def client(etcd, tmp_path):
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 
+async def test_many_leases_are_renewed_in_requests_that_a_gateway_reads_to_their_end(client, monkeypatch):
+    leases = [await client.grant(30) for _ in range(250)]
+    bodies: list[bytes] = []
+    exchange = client._exchange
+
+    async def seen(path, body, *, again):
+        bodies.append(body)
+        return await exchange(path, body, again=again)
+
+    monkeypatch.setattr(client, "_exchange", seen)
+    assert (await client.keep_alive(leases)).keys() == set(leases)
+    assert b"\n".join(bodies).count(b"\n") == 249 and max(map(len, bodies)) < 4096
+    assert await client.keep_alive([]) == {}
+
+
 async def test_an_etcd_that_lost_its_disk_is_told_again_what_we_stand_for_and_drops_nobody(etcds):
     mine, other = etcds.open(), etcds.open()
     await mine.put("workers/a", b"1", ttl=TTL)

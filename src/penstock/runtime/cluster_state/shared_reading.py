@@ -6,6 +6,9 @@ from typing import Generic, TypeVar
 
 from penstock.adapters.task_cancel import cancel_all
 
+SHARE = 1
+"""A reading is followed by a pause of so many times what it took: a slow store, or a large one, is read less often."""
+
 T = TypeVar("T")
 
 
@@ -14,13 +17,13 @@ class SharedReading(Generic[T]):
 
     Args:
         read: reads it.
-        every: seconds, at least, from the end of a reading to the next.
+        every: seconds, at least, from the end of a reading to the next (see `SHARE`).
     """
 
     def __init__(self, read: Callable[[], Awaitable[T]], every: float) -> None:
         self._read = read
         self._every = every
-        self._ended = 0.0
+        self._again = 0.0
         self._begun: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
@@ -38,9 +41,10 @@ class SharedReading(Generic[T]):
         now = asyncio.get_running_loop().time
         if before is not None:
             await asyncio.wait([before])
-        await asyncio.sleep(self._ended + self._every - now())
+        await asyncio.sleep(self._again - now())
         self._begun, self._next = self._next, None
+        began = now()
         try:
             return await self._read()
         finally:
-            self._ended = now()
+            self._again = now() + max(self._every, SHARE * (now() - began))
