@@ -320,6 +320,7 @@ def placements() -> list[tuple[int, int]]:
     found = []
     for tokens in (1_000, 10_000, 100_000):
         world = RouterWorld(card("a"))
+        world.router.shared = True
         effects = world.post(arrived("0123456789abcdef", tokens))
         effects += world.post(FirstToken(id=RequestId("0123456789abcdef"), attempt=1), after=0.1)
         effects += world.post(Finished(id=RequestId("0123456789abcdef"), attempt=1, tokens=100), after=1.0)
