@@ -37,6 +37,7 @@ from penstock.adapters.stores.sqlite_store import SqliteStore  # noqa: E402
 from penstock.adapters.task_cancel import cancel_all  # noqa: E402
 from penstock.config.settings.discovery_settings import KubernetesSettings  # noqa: E402
 from penstock.kernel.values import RequestId, WorkerCard, WorkerId  # noqa: E402
+from penstock.report.markdown import folded  # noqa: E402
 from penstock.router.events import Finished, FirstToken, OperatorNote, Publish, ReplayWanted  # noqa: E402
 from penstock.router.router import Router  # noqa: E402
 from penstock.router.settings import RouterSettings  # noqa: E402
@@ -79,7 +80,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-membership-") as text, place(kind, Path(text)) as found:
             rows += asyncio.run(measured(found, options.workers))
-    report = page(rows, options.workers)
+    report = folded(page(rows, options.workers))
     print(report)
     if options.docs is not None:
         head, mark, _ = options.docs.read_text().partition(MARK)
