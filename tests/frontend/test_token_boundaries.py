@@ -140,10 +140,9 @@ pattern = st.lists(st.lists(row | group, min_size=1, max_size=2).map("".join), m
 @settings(max_examples=deep(400))
 def test_a_boundary_of_a_pattern_splits_no_match_of_any_text(pattern: str, whole: str) -> None:
     try:
-        found = SplitPattern(pattern)
-    except UnknownRule:
+        found, split = SplitPattern(pattern), pre_tokenizers.Split(Regex(pattern), "isolated")
+    except Exception:  # noqa: BLE001  # we do not understand it, or Oniguruma refuses it, with a bare Exception
         assume(False)
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
 
     def pieces(part: str) -> list[str]:
         return [piece for piece, _ in split.pre_tokenize_str(part)]
