@@ -45,6 +45,30 @@ async def client(etcd, tmp_path):
 # --- leases -----------------------------------------------------------------------------------------------------------
 
 
+async def test_leases_that_a_gateway_has_not_read_are_asked_for_again(client, monkeypatch):
+    leases = [await client.grant(30) for _ in range(250)]
+    exchange = client._exchange
+    read: list[int] = []
+
+    async def partly(path, body, *, again):
+        lines = body.splitlines()[: 19 if len(read) % 3 else None]
+        read.append(len(lines))
+        return await exchange(path, b"\n".join(lines), again=again)
+
+    monkeypatch.setattr(client, "_exchange", partly)
+    for _ in range(4):
+        assert (await client.keep_alive(leases)).keys() == set(leases)
+    assert max(read) <= 100 and len(read) > 12
+    assert await client.keep_alive([]) == {}
+
+    async def nothing(path, body, *, again):
+        return b""
+
+    monkeypatch.setattr(client, "_exchange", nothing)
+    with pytest.raises(StoreUnavailable, match="without an answer"):
+        await client.keep_alive(leases)
+
+
 async def test_an_etcd_that_lost_its_disk_is_told_again_what_we_stand_for_and_drops_nobody(etcds):
     mine, other = etcds.open(), etcds.open()
     await mine.put("workers/a", b"1", ttl=TTL)

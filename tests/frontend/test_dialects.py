@@ -14,7 +14,7 @@ from aiohttp import web
 
 from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.dialects import messages_request, response_reach, responses_request
+from penstock.frontend.dialects import chat_call, messages_request, response_reach, responses_request
 from penstock.frontend.dialects.dialect_answer import DialectAnswer, encoded
 from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
@@ -24,7 +24,10 @@ from penstock.frontend.exchange.spoken_message import SpokenMessage
 from penstock.frontend.exchange.sse import SseTap
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import sse_error
+from penstock.frontend.openai import token_routes
+from penstock.frontend.prompt import request_body
 from penstock.frontend.prompt.context_overflow import CODE
+from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.frontend.prompt.request_body import parse
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, RESPONSE_TTL, ResponseStore, StoredResponse
 from penstock.kernel.errors import ClientError, EngineError
@@ -797,3 +800,28 @@ async def test_a_whole_answer_that_can_not_be_read_is_got_elsewhere(path: str) -
             answer = await s.http.post(path, json={**MESSAGE, "input": "x"})
             assert answer.status == 200 and b'"ok"' in await answer.read()
         assert {record.outcome for record in s.records} == {"ok"} and max(r.attempts for r in s.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", MESSAGE),
+        ("/v1/messages", MESSAGE),
+        ("/v1/responses", {"model": "m", "input": "x"}),
+        ("/tokenize", MESSAGE),
+    ],
+)
+async def test_a_body_is_decoded_once(path: str, fields: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    decode = request_body.decode_object
+
+    def counted(raw: bytes) -> Any:
+        decoded.append(raw)
+        return decode(raw)
+
+    for module in (request_body, chat_call, token_routes):
+        monkeypatch.setattr(module, "decode_object", counted)
+    tokenizer = load_tokenizer("builtin:sim", cache_bytes=1 << 20)
+    async with stand(tokenizer=tokenizer) as s, s.http.post(path, json=fields) as answer:
+        assert answer.status == 200, await answer.text()
+    assert len(decoded) == 1

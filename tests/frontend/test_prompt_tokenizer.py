@@ -91,9 +91,10 @@ def test_tokens_by_parts_equal_tokens_of_the_whole(family: str, parts: list[str]
 
 def test_cache_is_off_where_cutting_changes_tokens() -> None:
     assert CACHED["byte-level"].caches and CACHED["byte-level with bos"].caches
-    for name in ("greedy specials", "rstrip", "no specials"):
-        assert not CACHED[name].caches, name
-        assert CACHED[name].why_no_cache
+    by_no_rule = bpe(special=[])
+    by_no_rule.pre_tokenizer = pre_tokenizers.UnicodeScripts()
+    found = PromptTokenizer(by_no_rule, cache_bytes=20_000)
+    assert not found.caches and found.why_no_cache
 
 
 def test_next_turn_encodes_only_what_is_new() -> None:

@@ -1,10 +1,15 @@
 """Membership follows the store: joins, leaves, drains, outages; bad entries are counted, never fatal."""
 
 import asyncio
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
 
+import penstock
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import OperatorNote
@@ -13,6 +18,8 @@ from penstock.router.settings import RouterSettings
 from penstock.runtime.cluster_state.membership import Membership, MembershipEntry, key_of
 from penstock.runtime.live_driver import LiveDriver
 from penstock.testing import card
+
+SOURCES = str(Path(penstock.__file__).parent)
 
 
 class Scene:
@@ -110,3 +117,46 @@ async def test_one_that_left_and_comes_back_as_what_it_was_is_taken_in_again() -
     await scene.put(card("a", epoch=3))
     await scene.until(lambda: scene.told[-2:] == ["-a/4", "+a/5"])
     await scene.close()
+
+
+async def lines_of_batches(count: int) -> tuple[int, int]:
+    """Return how many lines of our code run while so many workers join in one batch, and while they leave in one."""
+    scene = Scene()
+    await scene.until(scene.membership.read.is_set)
+    lines = 0
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return local
+
+    def traced(frame: FrameType, event: str, argument: Any) -> Any:
+        return local if frame.f_code.co_filename.startswith(SOURCES) else None
+
+    async def counted(met: Callable[[], bool]) -> int:
+        nonlocal lines
+        lines = 0
+        sys.settrace(traced)
+        try:
+            scene.space.change()
+            while not met():
+                await asyncio.sleep(0)
+        finally:
+            sys.settrace(None)
+        return lines
+
+    for number in range(count):
+        worker = card(f"w{number}")
+        scene.space.values[key_of(worker.id)] = msgspec.json.encode(MembershipEntry(card=worker))
+    joined = await counted(lambda: len(scene.told) == count)
+    scene.space.values.clear()
+    left = await counted(lambda: len(scene.told) == 2 * count)
+    assert not scene.states()
+    await scene.close()
+    return joined, left
+
+
+async def test_a_batch_of_joins_and_of_leaves_costs_work_by_its_size() -> None:
+    few, many = await lines_of_batches(50), await lines_of_batches(400)
+    for small, large in zip(few, many, strict=True):
+        assert large < 10 * small

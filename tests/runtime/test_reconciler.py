@@ -12,7 +12,7 @@ from penstock.adapters.connectors.engine_process import EngineTemplate
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.runtime.cluster_state import membership_ack
+from penstock.runtime.cluster_state import drain_progress, membership_ack
 from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
 from penstock.runtime.cluster_state.desired_state import (
     ACKS,
@@ -36,13 +36,13 @@ from penstock.runtime.cluster_state.desired_state import (
     decode,
     put,
 )
-from penstock.runtime.cluster_state.drain_progress import DrainProgress, running_on
-from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all
+from penstock.runtime.cluster_state.drain_progress import DrainProgress, running
+from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.supervision import requests_left as module
 from penstock.runtime.supervision.fleet_driver import RequestCount
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.requests_left import requests_left
+from penstock.runtime.supervision.requests_left import reports_in, requests_left
 from penstock.runtime.supervision.status_writer import StatusWriter
 from penstock.testing import RouterWorld, arrived, card
 from tests.adapters.connectors.holding import PATIENCE, Ward, tiny
@@ -310,7 +310,7 @@ class Drained:
 
     async def count(self) -> None:
         await asyncio.sleep(0)
-        async for count in requests_left(MemoryStore(self.space), self.card):
+        async for count in requests_left(reports_in(MemoryStore(self.space)), self.card):
             self.counts.append(count)
 
     async def frontend(self, name: str, active: int | None = None, begun: int = 0, epoch: int = 3) -> None:
@@ -369,7 +369,7 @@ async def test_a_frontend_counts_what_it_has_running_on_a_worker_that_leaves():
     for number in range(6):
         world.post(arrived(f"r{number}"))
     on_a = sum(world.sent(f"r{n}").target.worker == "a" for n in range(6))
-    assert running_on(world.router, "a") == on_a > 0
+    assert running(world.router)["a"] == on_a > 0
     store = MemoryStore()
     departures = DrainProgress(store, world.router, "f0", ttl=10)
     departures.began(card("a"))
@@ -399,7 +399,7 @@ async def test_a_worker_counts_as_known_once_every_frontend_knows_it(quick):
     store = MemoryStore(space)
     for name in ("f0", "f1"):
         await store.put(FRONTENDS + name, b"{}")
-    waiting = asyncio.create_task(acknowledged_by_all(MemoryStore(space), card("w", epoch=2)))
+    waiting = asyncio.create_task(acknowledged_by_all(acks_in(MemoryStore(space)), card("w", epoch=2)))
     await put(store, ACKS + "f0", MembershipAcks(workers={"w": 2}))
     await put(store, ACKS + "f1", MembershipAcks(workers={"w": 1}))
     await asyncio.sleep(0.02)
@@ -443,3 +443,84 @@ async def test_changed_knobs_count_in_every_process_all_that_came_at_once():
     assert took[2][:2] == (5, 9.0), "without the wish it is as it was at the start"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class CountedStore(MemoryStore):
+    """A store that counts how many read it at the same time, and the bytes that are written."""
+
+    def __init__(self, space: MemorySpace) -> None:
+        super().__init__(space)
+        self.reading = self.most = 0
+        self.written: list[int] = []
+
+    async def list(self, prefix: str) -> dict[str, bytes]:
+        self.reading += 1
+        self.most = max(self.most, self.reading)
+        await asyncio.sleep(0)
+        self.reading -= 1
+        return await super().list(prefix)
+
+    async def put(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
+        self.written.append(len(value))
+        await super().put(key, value, ttl=ttl)
+
+
+async def test_many_who_wait_for_the_frontends_read_the_store_as_one(quick):
+    space = MemorySpace()
+    store, writer = CountedStore(space), MemoryStore(space)
+    acks, reports = acks_in(store), reports_in(store)
+    await writer.put(FRONTENDS + "f0", b"{}")
+    cards = [card(f"w{number}", epoch=1) for number in range(400)]
+    counts: dict[str, RequestCount] = {}
+
+    async def drained(left):
+        async for count in requests_left(reports, left):
+            counts[left.id] = count
+            if count.heard:
+                return
+
+    waiting = [asyncio.create_task(acknowledged_by_all(acks, each)) for each in cards]
+    waiting += [asyncio.create_task(drained(each)) for each in cards]
+    await until(lambda: len(counts) == len(cards))
+    for each in cards:
+        await put(writer, f"{LEAVING}{each.id}/f0", DrainAck(worker=each.id, epoch=1, active=0, begun=0))
+    await put(writer, ACKS + "f0", MembershipAcks(workers=dict.fromkeys((each.id for each in cards), 1)))
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*waiting)
+    assert store.most == 2, "one reads for all who wait for an acknowledgement, and one for all drains"
+    await acks.close()
+    await reports.close()
+
+
+async def test_joins_of_one_moment_are_acknowledged_in_few_writes():
+    space = MemorySpace()
+    store = CountedStore(space)
+    cards: list[Any] = []
+    acquaintance = MembershipAck(store, "f1", lambda: cards, ttl=10)
+    running = asyncio.create_task(acquaintance.run())
+    for number in range(400):
+        cards.append(card(f"w{number}", epoch=1))
+        acquaintance.changed()
+        await asyncio.sleep(0)
+    await until(lambda: len(msgspec.json.decode(space.values[ACKS + "f1"])["workers"]) == 400)
+    assert sum(store.written) < 3 * store.written[-1]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_requests_are_counted_once_for_all_workers_that_drain(monkeypatch):
+    counts = 0
+
+    def counted(router):
+        nonlocal counts
+        counts += 1
+        return running(router)
+
+    monkeypatch.setattr(drain_progress, "running", counted)
+    space = MemorySpace()
+    departures = DrainProgress(MemoryStore(space), RouterWorld(card("a")).router, "f0", ttl=10)
+    for number in range(200):
+        departures.began(card(f"w{number}"))
+    await until(lambda: len(space.values) == 200)
+    assert counts < 50
+    await departures.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -293,3 +294,26 @@ async def test_a_foreign_or_copied_entry_is_left_out(kubernetes, client):
     assert signed.codec.foreign == 1
     assert signed.codec.ignored == 1
     await client.delete(entry_class(), "copied")
+
+
+async def test_many_changes_of_one_moment_are_few_states_for_a_reader(kubernetes, monkeypatch):
+    monkeypatch.setattr(kubernetes_view, "SHOW_EVERY", 0.5)
+    mine, other = kubernetes.open(), kubernetes.open()
+    known: set[str] = set()
+    states = 0
+    now = asyncio.get_running_loop().time
+    async with asyncio.timeout(PATIENCE), aclosing(other.watch("workers/")) as batches:
+        await anext(batches)
+        began = now()
+        keys = [f"workers/{number}" for number in range(40)]
+
+        async def put():
+            for key in keys:
+                await mine.put(key, b"1", ttl=TTL)
+
+        putting = asyncio.create_task(put())
+        while len(known) < len(keys):
+            known |= {change.key for change in await anext(batches)}
+            states += 1
+        await putting
+    assert states <= (now() - began) / kubernetes_view.SHOW_EVERY + 2

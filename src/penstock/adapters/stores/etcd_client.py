@@ -22,6 +22,10 @@ log = logging.getLogger("penstock.etcd")
 WATCH_LINE_LIMIT = 64 << 20
 """Bytes of one answer of a watch: a first answer after a long break holds everything that changed."""
 
+_RENEWED_AT_ONCE = 100
+"""Leases of one request. Once etcd's gateway (3.5, over HTTP/1.1) answers, it may leave unread what it has not read by
+then, which is all behind the first 512 bytes at worst: those leases are asked for again."""
+
 _NOT_FOUND, _EXISTS, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 5, 6, 7, 8, 9, 16
 _ELSEWHERE = frozenset({1, 2, 4, 14})
 """Codes of gRPC after which another endpoint may know better: cancelled, unknown, too late, unavailable."""
@@ -235,9 +239,19 @@ class EtcdClient:
         return (await self._call("lease/grant", {"TTL": ttl})).lease
 
     async def keep_alive(self, leases: Sequence[int]) -> dict[int, int | None]:
-        """Renew leases in one call; return the seconds that each then has, None for one that has ended."""
-        if not leases:
-            return {}
+        """Renew leases; return the seconds that each then has, None for one that has ended."""
+        remaining: dict[int, int | None] = {}
+        left = list(leases)
+        while left:
+            some, left = left[:_RENEWED_AT_ONCE], left[_RENEWED_AT_ONCE:]
+            answers = await self._keep_alive(some)
+            if not answers:
+                raise StoreUnavailable(f"etcd left {len(some)} leases without an answer")
+            remaining |= answers
+            left += [lease for lease in some if lease not in answers]
+        return remaining
+
+    async def _keep_alive(self, leases: Sequence[int]) -> dict[int, int | None]:
         body = b"\n".join(msgspec.json.encode({"ID": lease}) for lease in leases)
         raw = await self._exchange("lease/keepalive", body, again=True)
         remaining: dict[int, int | None] = {}
@@ -246,9 +260,6 @@ class EtcdClient:
             self._heard(answer.header)
             if answer.lease:
                 remaining[answer.lease] = answer.ttl if answer.ttl > 0 else None
-        missing = [lease for lease in leases if lease not in remaining]
-        if missing:
-            raise StoreUnavailable(f"etcd left {len(missing)} of {len(leases)} leases without an answer")
         return remaining
 
     async def revoke(self, lease: int) -> bool:

@@ -84,8 +84,10 @@ class EtcdStore:
         self._leased: dict[str, _LeasedKey] = {}
         self._locks = KeyLocks()
         self._renewing: asyncio.Task[None] | None = None
+        self._due = math.inf
+        """When our leases are renewed next (monotonic)."""
         self._sooner = asyncio.Event()
-        """Set when a new lease may have to be renewed before all others."""
+        """Set when a new lease has to be renewed before that."""
         self._identity: bytes | None = None
         self._life = 0
         """How often etcd came back with different data."""
@@ -121,7 +123,8 @@ class EtcdStore:
             self._leased[key] = fresh
             if leased is not None:
                 await self._client.revoke(leased.lease)
-        self._sooner.set()
+        if time.monotonic() + ttl / 3 < self._due:
+            self._sooner.set()
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew(), name="etcd leases")
 
@@ -204,16 +207,16 @@ class EtcdStore:
         return _LeasedKey(value, ttl, await self._client.grant(math.ceil(ttl)), requested_at, self._life)
 
     async def _renew(self) -> None:
-        failing, due = False, math.inf
+        failing = False
         while True:
             self._sooner.clear()
             wait = min((leased.ttl for leased in self._leased.values()), default=RETRY) / 3
-            due = min(due, time.monotonic() + (min(wait, RETRY) if failing else wait))
+            self._due = min(self._due, time.monotonic() + (min(wait, RETRY) if failing else wait))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                async with asyncio.timeout(max(0.0, self._due - time.monotonic())):
                     await self._sooner.wait()
                 continue
-            due = math.inf
+            self._due = math.inf
             try:
                 await self._renew_all()
             except StoreUnavailable as error:

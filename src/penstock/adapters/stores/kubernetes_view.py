@@ -25,6 +25,9 @@ LOOK_EVERY = 5.0
 """Seconds, at most, between two looks for leases that are late or long dead."""
 _PAUSE, _BEHIND = 0.05, 10
 """Seconds, and how often, that a new entry waits for its lease to be told of."""
+SHOW_EVERY = 0.05
+"""Seconds, at least, between two states that readers get: each costs what all entries do, and 500 that join come in as
+many changes."""
 _SUSPENDED = 2.0
 """Seconds by which a look may come late; beyond, this process was suspended, and owners on its machine perhaps too."""
 
@@ -52,6 +55,8 @@ class KubernetesView:
         self._alive: dict[str, bytes] | None = None
         self._changed: set[asyncio.Event] = set()
         self._closed = False
+        self._showing: asyncio.TimerHandle | None = None
+        self._show_again = 0.0
         self._task = asyncio.create_task(self._run(), name="Kubernetes store")
 
     async def states(self) -> AsyncIterator[Mapping[str, bytes]]:
@@ -76,6 +81,8 @@ class KubernetesView:
         """End all `states`."""
         self._closed = True
         await end([self._task])
+        if self._showing is not None:
+            self._showing.cancel()
         self._wake()
 
     # --- internals ----------------------------------------------------------------------------------------------------
@@ -172,7 +179,15 @@ class KubernetesView:
         self._sightings.look(leases)
 
     def _show(self) -> None:
+        """Let readers know what is alive, at once or `SHOW_EVERY` after the last time."""
+        if self._showing is None:
+            loop = asyncio.get_running_loop()
+            self._showing = loop.call_at(max(loop.time(), self._show_again), self._show_now)
+
+    def _show_now(self) -> None:
         """Compute what is alive; readers learn of it where it changed."""
+        self._showing = None
+        self._show_again = asyncio.get_running_loop().time() + SHOW_EVERY
         alive = {
             key: value
             for key, value, lease in sorted(self._entries.values(), key=lambda entry: entry[0])

@@ -55,7 +55,8 @@ async def read_chat(
     Raises:
         PenstockError: it can't be served; it has been counted as a chat.
     """
-    request = await read_completion(service, "chat_completions", msgspec.json.encode(chat), headers, timing)
+    body = msgspec.json.encode(chat)
+    request = await read_completion(service, "chat_completions", body, headers, timing, fields=chat)
     if not left_out:
         return request
     hints = replace(request.hints, ignored=(*request.hints.ignored, *left_out), uncertain=True)
@@ -68,7 +69,7 @@ async def prompt_tokens(service: Service, caller: HttpExchange, chat: JsonObject
     Raises:
         PenstockError: it can't be served.
     """
-    parsed = parse("chat_completions", msgspec.json.encode(chat))
+    parsed = parse("chat_completions", msgspec.json.encode(chat), chat)
     resolved = service.catalog.resolve(parsed.model)
     service.check_model(caller.name, resolved)
     if media_of(parsed.fields):

@@ -39,7 +39,7 @@ from penstock.frontend.shadows.shadow_desk import TimedAnswer
 from penstock.frontend.tenants.tenant_desk import TenantAdmission, most_output
 from penstock.kernel.errors import EngineError, PenstockError
 from penstock.kernel.machine import nanos
-from penstock.kernel.values import MediaItem, Prompt
+from penstock.kernel.values import JsonObject, MediaItem, Prompt
 from penstock.router.events import Arrived, Closed
 
 
@@ -101,12 +101,14 @@ async def read_completion(
     timing: TokenTiming,
     model: str | None = None,
     *,
+    fields: JsonObject | None = None,
     direct: bool = False,
     fetch: bool = True,
 ) -> CompletionRequest:
     """Read a completion and count it where it is refused; ``model`` takes the place of the one that it names.
 
     Args:
+        fields: its body, where that is decoded already.
         direct: it is a copy for that very model, whatever else its name stands for.
         fetch: have its media fetched, and put in the place of their URLs.
     Raises:
@@ -116,7 +118,7 @@ async def read_completion(
     resolved: ResolvedModel | None = None
     shadow: ShadowOrder | None = None
     try:
-        parsed = await service.prompts.parse(endpoint, body if isinstance(body, bytes) else await body)
+        parsed = await service.prompts.parse(endpoint, body if isinstance(body, bytes) else await body, fields)
         if model is not None and model != parsed.model:
             parsed = replace(parse(endpoint, with_fields(parsed, {"model": model})), withheld=parsed.withheld)
         resolved = service.catalog.direct(parsed.model) if direct else service.catalog.resolve(parsed.model)

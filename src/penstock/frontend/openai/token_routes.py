@@ -9,7 +9,7 @@ from penstock.frontend.prompt.chat_template import TemplateFailed
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.model_preset import as_served
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
-from penstock.frontend.prompt.request_body import decode_object, media_of, parse
+from penstock.frontend.prompt.request_body import Parsed, decode_object, media_of, parse
 from penstock.frontend.service import Service
 from penstock.kernel.values import JsonObject
 
@@ -82,12 +82,15 @@ def _allowed(service: Service, caller: HttpExchange, raw: bytes, fields: JsonObj
 
 def _as_chat(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> tuple[bytes, JsonObject]:
     """Return a chat with the model's system prompt, which its engine would get."""
-    served = as_served(parse("chat_completions", _named(raw, fields, resolved)), resolved.model, resolved.preset)
+    served = as_served(_parsed(raw, fields, resolved), resolved.model, resolved.preset)
     return served.raw, served.fields
 
 
-def _named(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> bytes:
-    return raw if "model" in fields else msgspec.json.encode({**fields, "model": resolved.model})
+def _parsed(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> Parsed:
+    if "model" not in fields:
+        fields = {**fields, "model": resolved.model}
+        raw = msgspec.json.encode(fields)
+    return parse("chat_completions", raw, fields)
 
 
 def _renderable(fields: JsonObject, raw: bytes, tokenizer: PromptTokenizer, resolved: ResolvedModel) -> bool:
@@ -100,7 +103,7 @@ def _renderable(fields: JsonObject, raw: bytes, tokenizer: PromptTokenizer, reso
         if not isinstance(fields.get("prompt"), str):
             raise rejected("give prompt (a text) or messages", "prompt", code="missing_field")
         return True
-    parsed = parse("chat_completions", _named(raw, fields, resolved))
+    parsed = _parsed(raw, fields, resolved)
     template = tokenizer.template
     usable = template is not None and not template.given_up
     return usable and ENGINES_OWN.isdisjoint(fields) and not media_of(parsed.fields)

@@ -93,14 +93,16 @@ class PromptHasher:
                 pass  # a template may be slow with little text; in a thread it delays only its own model
         return await self.in_thread(self.prepare_now, parsed, tokenizer, hashing, token_data)
 
-    async def parse(self, endpoint: Endpoint, body: bytes) -> Parsed:
-        """Read a body; a large one (some ms of JSON) off the event loop.
+    async def parse(self, endpoint: Endpoint, body: bytes, fields: JsonObject | None = None) -> Parsed:
+        """Read a body; a large one (some ms of JSON) off the event loop. ``fields``: it is decoded already.
 
         Raises:
             ClientError: 400: it is no request of this endpoint.
             OverloadedError: too many prompts are waiting for a thread.
         """
-        return parse(endpoint, body) if len(body) <= PARSE_INLINE_MAX else await self.in_thread(parse, endpoint, body)
+        if fields is not None or len(body) <= PARSE_INLINE_MAX:
+            return parse(endpoint, body, fields)
+        return await self.in_thread(parse, endpoint, body)
 
     def prepare_now(
         self,

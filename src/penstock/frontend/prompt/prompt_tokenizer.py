@@ -1,8 +1,10 @@
-"""Prompt tokenizer: the model's own tokenizer, with a cache of the parts of earlier turns.
+"""Prompt tokenizer: the model's own tokenizer, with a cache of the parts of earlier prompts.
 
 Tokenizers cut a text at special tokens before anything else, so the parts between are tokenised each by itself. The
 cache uses that: a conversation's next turn repeats all parts but the last, and those are looked up instead of encoded.
-`PromptTokenizer` checks at load on probes that cutting changes nothing, and does not use the cache where it does.
+A long part is cut again, where the tokenizer's rules let no token reach across (`TokenBoundaries`), so that one that is
+known but for its end is encoded from there. `PromptTokenizer` also checks at load on probes that cutting changes
+nothing, and does not use the cache where it does.
 """
 
 import itertools
@@ -14,11 +16,12 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed
+from penstock.frontend.prompt.token_boundaries import TokenBoundaries
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 
@@ -33,24 +36,46 @@ ENTRY_OVERHEAD = 200
 """Bytes of bookkeeping per cached part, beside its text and tokens."""
 
 
+SEGMENT = 4096
+"""Characters after which a long part is cut: what is encoded again where a prompt ends otherwise than a known one."""
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixCutter:
-    """Finds where a text may be cut: ``words`` matches every added token, ``allowed``: those to cut before."""
+    """Finds where a text may be cut.
+
+    Attributes:
+        words: matches every added token.
+        allowed: those to cut before.
+        boundaries: where else.
+        segment: characters after which that is done.
+    """
 
     words: re.Pattern[str]
     allowed: frozenset[str]
+    boundaries: TokenBoundaries
+    segment: int = SEGMENT
 
-    def parts(self, text: str) -> list[str]:
-        """Cut a text before every special token that allows it; joined, the parts are the text."""
-        parts: list[str] = []
+    def parts(self, text: str) -> list[tuple[str, int]]:
+        """Cut a text; return the parts to encode and, of each, how many tokens at its beginning are of its guard."""
+        parts: list[tuple[str, int]] = []
         last = 0
-        for match in self.words.finditer(text):
-            start = match.start()
-            if start > last and match.group() in self.allowed:
-                parts.append(text[last:start])
-                last = start
-        parts.append(text[last:])
+        if self.allowed:
+            for match in self.words.finditer(text):
+                start = match.start()
+                if start > last and match.group() in self.allowed:
+                    self._add(text, last, start, parts)
+                    last = start
+        self._add(text, last, len(text), parts)
         return parts
+
+    def _add(self, text: str, start: int, end: int, parts: list[tuple[str, int]]) -> None:
+        guard, guard_tokens = "", 0
+        if end - start > self.segment and self.boundaries.guard is not None:
+            for place in self.boundaries.cuts(text, start, end, self.segment):
+                parts.append((guard + text[start:place], guard_tokens))
+                start, guard, guard_tokens = place, self.boundaries.guard, self.boundaries.guard_tokens
+        parts.append((guard + text[start:end], guard_tokens))
 
 
 CACHE_ENTRIES = 65_536
@@ -99,12 +124,12 @@ class PromptTokenizer:
         self._cut: PrefixCutter | None = _cutter(tokenizer) if cache_bytes > 0 and cache_entries > 0 else None
         self.why_no_cache: str | None = None
         if self._cut is None:
-            self.why_no_cache = "it is switched off, or the tokenizer has no special token to cut at"
+            self.why_no_cache = "it is switched off, or the tokenizer has no special token and no rule to cut at"
         elif check:
             wrong = self._disproof()
             if wrong is not None:
                 self._cut = None
-                self.why_no_cache = f"cutting at special tokens changes the tokens of {wrong!r}"
+                self.why_no_cache = f"cutting changes the tokens of {wrong!r}"
 
     @property
     def caches(self) -> bool:
@@ -156,22 +181,22 @@ class PromptTokenizer:
         parts = self._cut.parts(text)
         cached: list[array[int] | None] = []
         with self._lock:
-            for part in parts:
+            for part, _ in parts:
                 tokens = self._parts.get(part)
                 if tokens is not None:
                     self._parts.move_to_end(part)
                 cached.append(tokens)
-        missing = [part for part, tokens in zip(parts, cached) if tokens is None]
+        missing = [part for (part, _), tokens in zip(parts, cached) if tokens is None]
         if fresh_max is not None and sum(map(len, missing)) > fresh_max:
             raise TooMuchToEncode
         fresh = {part: array("I", ids) for part, ids in zip(missing, self._encode(missing, False))} if missing else {}
         out = array("I", self._before if special else ())
         encoded = 0
-        for part, known in zip(parts, cached):
+        for (part, guard_tokens), known in zip(parts, cached):
             if known is None:
                 known = fresh[part]
-                encoded += len(known)
-            out.extend(known)
+                encoded += len(known) - guard_tokens
+            out.extend(known[guard_tokens:] if guard_tokens else known)
         if special:
             out.extend(self._after)
         with self._lock:
@@ -209,23 +234,23 @@ class PromptTokenizer:
     def _disproof(self) -> str | None:
         """Return a probe on which cutting changes the tokens, or None."""
         assert self._cut is not None
-        cuts = [t.content for t in self._tokenizer.get_added_tokens_decoder().values() if _cuts(t)][:6]
+        cuts = sorted(self._cut.allowed)[:6]
         probes = [f"{a}{cut}{b}" for cut in cuts for a in _FILLERS for b in _FILLERS]
         probes += [f"{a}{x}{b}{y}{a}" for x in cuts[:3] for y in cuts for a, b in itertools.pairwise(_FILLERS)]
         probes += list(_FILLERS)
         for text in self._rendered_probes():
             probes.append(text)
+        often = replace(self._cut, segment=1)
         for special in (False, True):
             for text in probes:
-                if self.whole(text, special=special) != self._joined_uncached(text, special):
+                if self.whole(text, special=special) != self._joined_uncached(often.parts(text), special):
                     return text[:80]
         return None
 
-    def _joined_uncached(self, text: str, special: bool) -> "array[int]":
-        assert self._cut is not None
+    def _joined_uncached(self, parts: Sequence[tuple[str, int]], special: bool) -> "array[int]":
         out = array("I", self._before if special else ())
-        for ids in self._encode(self._cut.parts(text), False):
-            out.extend(ids)
+        for ids, (_, guard_tokens) in zip(self._encode([part for part, _ in parts], False), parts):
+            out.extend(ids[guard_tokens:])
         if special:
             out.extend(self._after)
         return out
@@ -286,20 +311,25 @@ def builtin_folder(where: str) -> Path:
     return Path(DATA_DIR)
 
 
-def _cuts(token: Any) -> bool:
-    """Return whether a text may be cut before this added token: it takes nothing from its neighbours."""
-    plain = not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-    return bool(plain and token.content)
+def _cuts(token: Any, added: Sequence[Any]) -> bool:
+    """Return whether a text may be cut before one of the added tokens: it takes nothing from its neighbours, nor they
+    from it."""
+    if token.lstrip or token.rstrip or token.single_word or token.normalized:
+        return False
+    first = token.content[0]
+    taken = first.isspace() and any(t.rstrip for t in added)
+    return not (taken or ((first.isalnum() or first == "_") and any(t.single_word for t in added)))
 
 
 def _cutter(tokenizer: Tokenizer) -> "PrefixCutter | None":
     """Return a cutter that finds added tokens in a text as the tokenizer does: leftmost, then longest."""
     added = [t for t in tokenizer.get_added_tokens_decoder().values() if t.content and not t.normalized]
-    allowed = frozenset(t.content for t in added if _cuts(t))
-    if not allowed:
+    allowed = frozenset(t.content for t in added if _cuts(t, added))
+    boundaries = TokenBoundaries(tokenizer)
+    if not allowed and boundaries.guard is None:
         return None
     words = sorted((t.content for t in added), key=len, reverse=True)
-    return PrefixCutter(re.compile("|".join(map(re.escape, words))), allowed)
+    return PrefixCutter(re.compile("|".join(map(re.escape, words))), allowed, boundaries)
 
 
 def _read_config(folder: Path) -> JsonObject:

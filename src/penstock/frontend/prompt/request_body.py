@@ -93,13 +93,16 @@ def decode_object(raw: bytes) -> JsonObject:
     return value
 
 
-def parse(endpoint: Endpoint, raw: bytes) -> Parsed:
+def parse(endpoint: Endpoint, raw: bytes, fields: JsonObject | None = None) -> Parsed:
     """Read a chat or text completion.
 
+    Args:
+        fields: the same, where it is decoded already.
     Raises:
         ClientError: 400, naming the field.
     """
-    fields = decode_object(raw)
+    if fields is None:
+        fields = decode_object(raw)
     model = text_field(fields, "model")
     if model is None:
         raise rejected("you must name a model", "model", code="missing_field")

@@ -6,6 +6,7 @@ acknowledges the drain: from the first report on the worker gets no new request 
 
 import asyncio
 import logging
+from collections import Counter
 
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
@@ -33,9 +34,13 @@ class DrainProgress:
         self._name = name
         self._ttl = ttl
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._counted: Counter[str] | None = None
+        """Requests by worker, counted once for all that drain; a worker that drains gets no more of them."""
+        self._count_again = 0.0
 
     def began(self, card: WorkerCard) -> None:
         """A worker takes no new requests; called after the router knows that."""
+        self._counted = None  # which was made before the router knew
         self._tasks[card.id] = asyncio.create_task(self._report(card), name=f"leaving-{card.id}")
 
     async def ended(self, card: WorkerCard) -> None:
@@ -71,17 +76,20 @@ class DrainProgress:
             await asyncio.sleep(EVERY)
 
     def _active(self, card: WorkerCard) -> int:
-        return running_on(self._router, card.id)
+        now = asyncio.get_running_loop().time()
+        if self._counted is None or now >= self._count_again:
+            self._counted, self._count_again = running(self._router), now + EVERY / 2
+        return self._counted[card.id]
 
 
-def running_on(router: RouterState, worker: str) -> int:
-    """Count the requests of this frontend that run on a worker."""
-    count = 0
+def running(router: RouterState) -> Counter[str]:
+    """Count this frontend's requests by the workers on which they run."""
+    counts: Counter[str] = Counter()
     for request in router.requests.values():
         targets = {request.target} if request.on_worker else set()
         if request.hedge is not None:
             targets.add(request.hedge.target)
         if request.remote is not None:  # it makes, or holds, KV that another worker has not fetched yet
             targets.add(request.remote.target)
-        count += any(target is not None and target.worker == worker for target in targets)
-    return count
+        counts.update({target.worker for target in targets if target is not None})
+    return counts

@@ -12,12 +12,17 @@ from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.kernel.values import WorkerCard
 from penstock.runtime.cluster_state.desired_state import ACKS, MembershipAcks, decode_all, put
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
+from penstock.runtime.cluster_state.shared_reading import SharedReading
 from penstock.runtime.cluster_state.store_watch import RETRY
 
 log = logging.getLogger("penstock.membership")
 
 EVERY = 0.05
-"""Seconds between reads of the frontends' acknowledgements."""
+"""Seconds between reads of the frontends' acknowledgements, and between writes of one: it names all workers, so that a
+write for each of many that join would cost the square of their number."""
+
+Acks = SharedReading[tuple[set[str], dict[str, MembershipAcks]]]
+"""Readings of the frontends there are, and of what each has acknowledged."""
 
 
 class MembershipAck:
@@ -56,16 +61,25 @@ class MembershipAck:
                 log.warning("the workers that this frontend knows can't be written to the store: %s", error)
                 await asyncio.sleep(RETRY)
                 self._changed.set()
+            await asyncio.sleep(EVERY)
 
 
-async def acknowledged_by_all(store: Store, card: WorkerCard) -> None:
+def acks_in(store: Store) -> Acks:
+    """Return readings of all acknowledgements in a store."""
+
+    async def read() -> tuple[set[str], dict[str, MembershipAcks]]:
+        frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
+        return frontends, decode_all(MembershipAcks, await store.list(ACKS), ACKS)
+
+    return SharedReading(read, EVERY)
+
+
+async def acknowledged_by_all(acks: Acks, card: WorkerCard) -> None:
     """Return when every frontend knows a worker; callers bound the wait, since a dead frontend may stay for a while."""
     while True:
         try:
-            frontends = {key.removeprefix(FRONTENDS) for key in await store.list(FRONTENDS)}
-            acks = decode_all(MembershipAcks, await store.list(ACKS), ACKS)
+            frontends, known = await acks.next()
         except StoreUnavailable:
             return  # membership is frozen; the frontends' state is unknown
-        if all(name in acks and acks[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
+        if all(name in known and known[name].workers.get(card.id, 0) >= card.epoch for name in frontends):
             return
-        await asyncio.sleep(EVERY)

@@ -41,7 +41,7 @@ from penstock.kernel.values import Pool, Replica, Role, WorkerCard, WorkerId
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.desired_state import PoolStatus
 from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry, entry_of, key_of
-from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all
+from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all, acks_in
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
 from penstock.runtime.kv_tiers.peer_exchange import PeerExchange
@@ -50,7 +50,7 @@ from penstock.runtime.kv_tiers.tier_children import TierChildren
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner, Strategy
 from penstock.runtime.supervision.pod_pool import PodPool
-from penstock.runtime.supervision.requests_left import requests_left
+from penstock.runtime.supervision.requests_left import reports_in, requests_left
 from penstock.runtime.supervision.status_writer import Report, StatusWriter
 from penstock.runtime.weights.weight_children import PREFIX, WeightChildren
 
@@ -151,6 +151,7 @@ class EngineFleet:
         self.recalled: set[str] = set()
         """Workers whose entries were taken over from an earlier process."""
         self._store = store
+        self._acks, self._reports = acks_in(store), reports_in(store)
         self._ttl = ttl
         self._secret = secret
         self._host = host
@@ -342,6 +343,8 @@ class EngineFleet:
 
     async def _end_tasks(self, *, engines: bool = False, at_once: bool = False) -> None:
         await cancel_all(self._tasks)
+        await self._acks.close()
+        await self._reports.close()
         if self._relays is not None:
             await self._relays.close()
         if engines:
@@ -423,10 +426,10 @@ class EngineFleet:
     async def acknowledged(self, worker: str) -> None:
         card = self._cards.get(worker)
         if card is not None:
-            await acknowledged_by_all(self._store, card)
+            await acknowledged_by_all(self._acks, card)
 
     def requests_left(self, worker: str) -> AsyncIterator[RequestCount]:
-        return requests_left(self._store, self._cards[worker])
+        return requests_left(self._reports, self._cards[worker])
 
     async def withdraw(self, worker: str) -> None:
         if self._cards.pop(worker, None) is None:
