@@ -45,10 +45,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A simulated run of four minutes with a fault."""
     folder = tmp_path_factory.mktemp("simulated")
-    words = ["simulate", "--workload", "chat", "--rate", "6", "--duration", "240", "--workers", "3", "--json"]
-    words += ["--fault", "at=60,kind=fail,worker=main-1,restart=60", "--slo-ttft", "0.2", "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "penstock", *words], check=True, capture_output=True, timeout=120)
-    (found,) = folder.iterdir()
+    words = ["--rate", "6", "--duration", "240", "--workers", "3", "--slo-ttft", "0.2"]
+    return simulated(folder, *words, "--fault", "at=60,kind=fail,worker=main-1,restart=60")
+
+
+def simulated(folder: Path, *words: str) -> Path:
+    """Simulate chats; return the run's folder."""
+    command = [sys.executable, "-m", "penstock", "simulate", "--workload", "chat", "--json", *words]
+    subprocess.run([*command, "--out", str(folder / "runs")], check=True, capture_output=True, timeout=120)
+    (found,) = (folder / "runs").iterdir()
     return found
 
 
@@ -544,6 +549,24 @@ async def test_workers_and_reasons_of_a_simulated_run_follow_the_moment(run: Pat
         await page.ask("document.querySelector('.tile[data-id=main-0]').click()")
         await page.until("document.querySelectorAll('#worker-decisions tbody tr').length > 3")
         assert "Decisions for it" in await page.text("#worker")
+
+
+async def test_a_large_fleet_is_shown_by_pool_and_who_is_worth_a_look(tmp_path: Path) -> None:
+    run = simulated(tmp_path, "--rate", "20", "--duration", "60", "--workers", "80")
+    async with recorded(run, tmp_path) as page:
+        await page.until("/80 of 80 ready/.test(document.querySelector('#workers').innerText)")
+        assert await page.ask("document.querySelectorAll('.tile').length") == 1
+        await page.ask("document.querySelector('.tile').click()")
+        await page.until("document.querySelectorAll('.tile').length === 81")
+        await page.ask("document.querySelector('.tile').click()")
+        await page.until("document.querySelectorAll('.tile').length === 1")
+        shown = await page.ask(
+            "import('/ui/lists.js').then(lists => { const box = document.createElement('div');"
+            " const of = (_, i) => ({id: `main-${i}`, state: 'ready', why_not: i === 41 ? 'is cordoned' : null});"
+            " lists.workers(box, Array.from({length: 80}, of), '', () => 0);"
+            " return [...box.children].map(tile => tile.dataset.id).join(', '); })"
+        )
+        assert shown == "pool main, main-41", "who takes no requests is shown without being asked for"
 
 
 async def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:

@@ -12,11 +12,45 @@ export function workerState(worker) {
   return h("span", {class: `state ${kind}`}, `${SIGNS[kind]} ${worker.why_not ?? worker.state}`);
 }
 
+/** Workers that are all shown; of a larger fleet those worth a look, so many of them, and the pools, which a click unfolds. */
+const TILES_MAX = 60, WORST_MAX = 24;
+const unfolded = new Set();
+let redraw = () => {};
+const poolOf = worker => worker.id.replace(/-\d+$/, "");
+const LEVELS = ["bad", "warn", "good"];
+
+/** Return the workers of a large fleet that are worth a look, the worst first, and those of unfolded pools. */
+function worth(list) {
+  const marked = list.filter(worker => level(worker) !== "good" || worker.restarts);
+  const worst = marked.sort((a, b) => LEVELS.indexOf(level(a)) - LEVELS.indexOf(level(b)) || (b.restarts ?? 0) - (a.restarts ?? 0)).slice(0, WORST_MAX);
+  return [...worst, ...list.filter(worker => unfolded.has(poolOf(worker)) && !worst.includes(worker))];
+}
+
+/** Return a tile for each pool of a large fleet; a click shows its workers, or no longer. */
+function poolTiles(list, known) {
+  const pools = Map.groupBy(list, poolOf);
+  return [...pools].map(([name, members]) => {
+    const id = `pool ${name}`, ready = members.filter(worker => !worker.why_not).length, asked = members.some(worker => worker.requests != null);
+    const tile = known.get(id) ?? h("button", {type: "button", "data-id": id, onclick: () => {
+      if (!unfolded.delete(name)) unfolded.add(name);
+      redraw();
+    }});
+    tile.className = `tile ${ready === members.length ? "good" : ready ? "warn" : "bad"}`;
+    tile.setAttribute("aria-expanded", String(unfolded.has(name)));
+    const running = members.reduce((sum, worker) => sum + (worker.requests ?? 0), 0);
+    show(tile, h("b", {}, name), h("span", {}, `${number(ready)} of ${number(members.length)} ready`), asked ? h("span", {}, `${number(running, 0)} requests`) : null,
+      h("span", {class: "soft"}, unfolded.has(name) ? "show fewer" : "show its workers"));
+    return tile;
+  });
+}
+
 /** Show workers as tiles; a tile opens its worker. Tiles that are there already are kept, and with them the focus. */
 export function workers(element, list, empty, open) {
   if (!list.length) return show(element, h("p", {class: "empty panel"}, empty));
   const known = new Map([...element.querySelectorAll(".tile")].map(tile => [tile.dataset.id, tile]));
-  const tiles = list.map(worker => {
+  redraw = () => workers(element, list, empty, open);
+  const many = list.length > TILES_MAX, pools = many ? poolTiles(list, known) : [];
+  const tiles = (many ? worth(list) : list).map(worker => {
     const tile = known.get(worker.id) ?? h("button", {type: "button", "data-id": worker.id, onclick: () => open(worker.id)});
     tile.className = `tile ${level(worker)}`;
     const share = worker.blocks == null || !worker.kv_blocks ? null : Math.min(1, worker.blocks / worker.kv_blocks);
@@ -28,7 +62,8 @@ export function workers(element, list, empty, open) {
       h("meter", {value: share ?? 0, "aria-hidden": "true"}));
     return tile;
   });
-  if (tiles.length !== element.children.length || tiles.some((tile, i) => tile !== element.children[i])) show(element, tiles);
+  const all = [...pools, ...tiles];
+  if (all.length !== element.children.length || all.some((tile, i) => tile !== element.children[i])) show(element, all);
 }
 
 const cost = decision => decision.candidates?.find(candidate => target(candidate.target) === target(decision.chosen));
