@@ -1,9 +1,6 @@
 """Decision summary: a decision in at most 2 KB whatever the fleet's size, and the whole of one for a share of them."""
 
-import base64
-import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import xxhash
@@ -11,8 +8,9 @@ import xxhash
 from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.values import Target
-from penstock.router.events import Cost, Decision, Excluded
+from penstock.router.events import Decision, Excluded
 from penstock.router.selection.cost_table import most_cached, place_of, ranked
+from penstock.router.selection.packed_decision import packed
 
 ROWS_MAX = 4
 """Candidates that a summary has: the chosen one, the one with most of the prompt, and the cheapest."""
@@ -23,11 +21,8 @@ REASON_MAX = 400
 """Bytes of a summary, and characters of a reason in one that is too long otherwise."""
 WHOLE_EVERY: Nanos = SECOND
 """Time after which the next decision of a model is written whole, so that a run's pages know the workers' loads."""
-_TABLE, _NO_TABLE = b'"table":"', b'"table":""'
 
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
-_decode = msgspec.json.Decoder(Decision).decode
-_columns = msgspec.json.Decoder(dict[str, list[Any]]).decode
 
 
 class DecisionSummaries:
@@ -60,7 +55,7 @@ class DecisionSummaries:
             return line, line, True
         if not drawn:
             self._whole[decision.model] = decision.at
-        return line, _encode(msgspec.structs.replace(short, table=_packed(decision))), True
+        return line, _encode(msgspec.structs.replace(short, table=packed(decision))), True
 
 
 def summary(decision: Decision) -> Decision:
@@ -76,30 +71,6 @@ def summary(decision: Decision) -> Decision:
         left_out=max(0, left),
         excluded=_by_reason(excluded) if len(excluded) > REASONS_MAX else excluded,
     )
-
-
-def whole(line: bytes) -> bytes:
-    """Return a line of ``decisions.jsonl`` with all candidates and exclusions that it was written with."""
-    return _encode(restored(_decode(line))) if _TABLE in line and _NO_TABLE not in line else line
-
-
-def restored(decision: Decision) -> Decision:
-    """Return a decision with what its table holds; as it is where it was written without one."""
-    if not decision.table:
-        return decision
-    rows = _columns(zlib.decompress(base64.b85decode(decision.table)))
-    excluded = [Excluded(target=msgspec.convert(target, Target), reason=why) for target, why in rows.pop("excluded")]
-    fields = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    return msgspec.structs.replace(
-        decision, candidates=msgspec.convert(fields, list[Cost]), excluded=excluded, left_out=0, table=""
-    )
-
-
-def _packed(decision: Decision) -> str:
-    rows = list(decision.candidates)
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in Cost.__struct_fields__}
-    columns["excluded"] = [(one.target, one.reason) for one in decision.excluded]
-    return base64.b85encode(zlib.compress(_encode(columns))).decode()  # its alphabet needs no escapes in JSON
 
 
 def _places(decision: Decision) -> list[int]:
