@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import CELLS, HOLD
-from prompts import make_model
-from servers import GATEWAYS, Missing, Setting, running
+from servers import GATEWAYS, Missing, Setting, engines, running
 from table import page_with, tables
 
 HERE = Path(__file__).resolve().parent
@@ -39,22 +38,13 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     results: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "skipped": {}, "runs": []}
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
-        setting = Setting(Path(folder), Path(folder) / "model", [])
-        make_model(setting.model)
-        backend = subprocess.Popen(
-            [sys.executable, str(HERE / "backend.py"), str(ENGINES), str(setting.model)], stdout=subprocess.PIPE
-        )
         try:
-            assert backend.stdout is not None
-            setting.ports = json.loads(backend.stdout.readline())
-            measure(options, setting, results)
+            with engines(ENGINES, Path(folder)) as setting:
+                measure(options, setting, results)
         except BaseException:
             for log in sorted(Path(folder).glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr)
             raise
-        finally:
-            backend.terminate()
-            backend.wait()
     return finish(results, options.docs)
 
 

@@ -1,6 +1,7 @@
 """How is each gateway started in front of the same engines? One function per gateway; what is not installed says so."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from prompts import make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_WITHIN = 60.0
@@ -48,6 +51,21 @@ class Gateway:
     """Whose CPU and memory count."""
     others: dict[str, list[int]] = field(default_factory=dict)
     """Processes whose CPU is told apart, such as a peer's own engines."""
+
+
+@contextlib.contextmanager
+def engines(count: int, folder: Path) -> Iterator[Setting]:
+    """Start engines in one process, and end it afterwards."""
+    setting = Setting(folder, folder / "model", [])
+    make_model(setting.model)
+    command = [sys.executable, str(Path(__file__).with_name("backend.py")), str(count), str(setting.model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            setting.ports = json.loads(process.stdout.readline())
+            yield setting
+        finally:
+            process.terminate()
 
 
 @contextlib.contextmanager

@@ -8,9 +8,7 @@ names the folder with the peers' environments.
 """
 
 import argparse
-import json
 import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,9 +19,8 @@ HERE = Path(__file__).resolve().parent
 GATEWAY = HERE.parent / "gateway"
 sys.path.insert(0, str(GATEWAY))
 
-from prompts import make_model  # noqa: E402
 from run import machine, script  # noqa: E402
-from servers import GATEWAYS, Missing, Setting, running  # noqa: E402
+from servers import GATEWAYS, Missing, engines, running  # noqa: E402
 from table import page_with  # noqa: E402
 
 CELLS: dict[str, dict[str, Any]] = {
@@ -59,28 +56,22 @@ def main(arguments: list[str]) -> int:
 
 def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, skipped: dict[str, str]) -> None:
     """Measure each gateway before a fleet of a size once."""
-    with tempfile.TemporaryDirectory(prefix="scale-", ignore_cleanup_errors=True) as folder:
-        setting = Setting(Path(folder), Path(folder) / "model", [])
-        make_model(setting.model)
-        command = [sys.executable, str(GATEWAY / "backend.py"), str(size), str(setting.model)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as engines:
+    with (
+        tempfile.TemporaryDirectory(prefix="scale-", ignore_cleanup_errors=True) as folder,
+        engines(size, Path(folder)) as setting,
+    ):
+        for name in options.gateways if repeat % 2 == 0 else reversed(options.gateways):
             try:
-                assert engines.stdout is not None
-                setting.ports = json.loads(engines.stdout.readline())
-                for name in options.gateways if repeat % 2 == 0 else reversed(options.gateways):
-                    try:
-                        with running(name, setting) as gateway:
-                            for cell, asked in CELLS.items():
-                                told = {**asked, "port": gateway.port, "pids": gateway.pids, "seed": repeat}
-                                result = script("load.py", {**told, "seconds": options.seconds})
-                                if result["errors"]:
-                                    raise SystemExit(f"{name} over {size}: {result['first_error']}")
-                                found.setdefault((name, size, cell), []).append(result["cpu_ms"])
-                                print(f"{name:14} {size:5} {cell:9} {result['cpu_ms']:.3f} ms", file=sys.stderr)
-                    except Missing as missing:
-                        skipped[name] = str(missing)
-            finally:
-                engines.terminate()
+                with running(name, setting) as gateway:
+                    for cell, asked in CELLS.items():
+                        told = {**asked, "port": gateway.port, "pids": gateway.pids, "seed": repeat}
+                        result = script("load.py", {**told, "seconds": options.seconds})
+                        if result["errors"]:
+                            raise SystemExit(f"{name} over {size}: {result['first_error']}")
+                        found.setdefault((name, size, cell), []).append(result["cpu_ms"])
+                        print(f"{name:14} {size:5} {cell:9} {result['cpu_ms']:.3f} ms", file=sys.stderr)
+            except Missing as missing:
+                skipped[name] = str(missing)
 
 
 def tables(found: Found, skipped: dict[str, str], sizes: list[int], names: list[str]) -> str:

@@ -223,15 +223,8 @@ class FrontendMetrics(MetricNamesOf):
         for gauge in (
             *(self.active, self.inflight, self.queued, self.pending, self.queue_length, self.registered),
             *(self.mismatch, self.blind, self.ready, self.worker_blocks, self.worker_prefill, self.breaker_open),
-            *(
-                self.index_state,
-                self.worker_ready,
-                self.worker_resident,
-                self.block_size,
-                self.total_blocks,
-                self.context_length,
-            ),
-            *(self.max_num_seqs, self.max_batched, self.migration),
+            *(self.index_state, self.worker_ready, self.worker_resident, self.block_size, self.total_blocks),
+            *(self.context_length, self.max_num_seqs, self.max_batched, self.migration),
             *(self.pass_time, self.pass_seqs, self.pass_kv, self.pass_waiting),
         ):
             gauge.clear()

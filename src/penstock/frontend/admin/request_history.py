@@ -90,11 +90,11 @@ class RequestHistory:
                     del self._by_request[request]
                 if self._whole and self._whole[0] is self._decisions[0]:
                     self._shorten()
-            record = _DecisionRecord(decision.at, decision.request, decision.chosen.worker, line, None)
+            whole = decision if shortened else None
+            record = _DecisionRecord(decision.at, decision.request, decision.chosen.worker, line, whole)
             self._decisions.append(record)
             self._by_request.setdefault(decision.request, []).append(record)
             if shortened:
-                record.whole = decision
                 self._whole.append(record)
                 self._bytes += _bytes_of(decision)
                 while self._bytes > WHOLE_MAX:

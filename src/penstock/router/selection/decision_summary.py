@@ -45,9 +45,8 @@ class DecisionSummaries:
         """
         if len(decision.candidates) <= ROWS_MAX and len(decision.excluded) <= REASONS_MAX:
             line = _encode(decision)
-            if len(line) > BYTES_MAX:
-                _, line = _bounded(decision)
-            return line, line, False
+            if len(line) <= BYTES_MAX:
+                return line, line, False
         short, line = _bounded(summary(decision))
         last = self._whole.get(decision.model)
         drawn = xxhash.xxh3_64_intdigest(decision.request.encode()) < self._share() * 2.0**64
