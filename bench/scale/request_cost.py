@@ -8,9 +8,11 @@ names the folder with the peers' environments.
 """
 
 import argparse
+import math
 import resource
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 GATEWAY = HERE.parent / "gateway"
 sys.path.insert(0, str(GATEWAY))
 
+from load import cpu_seconds  # noqa: E402
 from run import machine, script  # noqa: E402
 from servers import GATEWAYS, Missing, engines, running  # noqa: E402
 from table import page_with  # noqa: E402
@@ -27,6 +30,9 @@ CELLS: dict[str, dict[str, Any]] = {
     "unary": {"stream": False, "words": 100, "concurrency": 16, "warm": 2.0},
     "streamed": {"stream": True, "words": 100, "concurrency": 16, "warm": 2.0},
 }
+LOOK_SECONDS = 3.0
+LOOKS_MAX = 10
+
 Found = dict[tuple[str, int, str], list[float]]
 
 
@@ -63,6 +69,7 @@ def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, s
         for name in options.gateways if repeat % 2 == 0 else reversed(options.gateways):
             try:
                 with running(name, setting) as gateway:
+                    settle(gateway.pids)
                     for cell, asked in CELLS.items():
                         told = {**asked, "port": gateway.port, "pids": gateway.pids, "seed": repeat}
                         result = script("load.py", {**told, "seconds": options.seconds})
@@ -72,6 +79,18 @@ def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, s
                         print(f"{name:14} {size:5} {cell:9} {result['cpu_ms']:.3f} ms", file=sys.stderr)
             except Missing as missing:
                 skipped[name] = str(missing)
+
+
+def settle(pids: list[int]) -> None:
+    """Wait until a gateway's own work has come to rest: its first looks at engines are no request's cost."""
+    last = math.inf
+    for _ in range(LOOKS_MAX):
+        before = cpu_seconds(pids)
+        time.sleep(LOOK_SECONDS)
+        spent = cpu_seconds(pids) - before
+        if spent > 0.8 * last:
+            return
+        last = spent
 
 
 def tables(found: Found, skipped: dict[str, str], sizes: list[int], names: list[str]) -> str:

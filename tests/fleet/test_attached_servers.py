@@ -1,6 +1,9 @@
 """Servers that others run join a pool and leave it."""
 
+from collections import Counter
+
 from penstock.fleet import events
+from penstock.fleet.replica_lives import CHECKS_MAX
 from penstock.kernel.values import Pool
 from tests.fleet.test_fleet import Driven
 
@@ -100,3 +103,43 @@ def test_a_server_that_leaves_before_it_was_announced_is_forgotten() -> None:
     here.post(events.ServerLeaving(worker="pods-0"))
     assert here.servers == {}
     here.post(events.ServerLeaving(worker="pods-7"))  # one that nobody knows
+
+
+def _checks(here: Attached, seconds: int) -> Counter[str]:
+    """Return worker -> its health checks within some time."""
+    checks: Counter[str] = Counter()
+    for _ in range(10 * seconds):
+        here.wait(0.1)
+        checks.update(each.removeprefix("Probe ") for each in here.took() if each.startswith("Probe "))
+    return checks
+
+
+def test_servers_of_a_large_fleet_that_are_well_are_checked_less_often_and_tell_nobody() -> None:
+    few, many = Attached(), Attached()
+    few.join()
+    for number in range(600):
+        many.join(number)
+    few.took(), many.took()
+    assert 9 <= _checks(few, 20)["pods-0"] <= 11
+    told, checks = many.fleet.revision, _checks(many, 20)
+    assert len(checks) == 600 and sum(checks.values()) <= 1.3 * 20 * CHECKS_MAX
+    assert many.fleet.revision == told, "checks of servers that are well show nowhere"
+
+
+def test_a_server_of_a_large_fleet_that_missed_a_check_is_asked_again_soon() -> None:
+    here = Attached()
+    for number in range(600):
+        here.join(number)
+    here.took()
+    here.hold = (events.Probe,)
+    worker, waited = "", 0
+    while not worker:
+        here.wait(0.1)
+        worker = next((each.removeprefix("Probe ") for each in here.took() if each.startswith("Probe ")), "")
+    told = here.fleet.revision
+    for lack in ("no answer", "no answer"):
+        here.post(events.Probed(worker=worker, serial=here.fleet.state.lives[worker].serial, lack=lack))
+        while f"Probe {worker}" not in here.took() and here.servers[worker] == "ready":
+            here.wait(0.1)
+            waited += 1
+    assert waited <= 21 and here.servers[worker] != "ready" and here.fleet.revision > told

@@ -63,6 +63,9 @@ class ApproximateMachine(RuleBasedStateMachine):
     @rule(path=paths, wanted=st.none() | st.sets(targets))
     def find(self, path: tuple[int, ...], wanted: set[Target] | None) -> None:
         found = self.index.overlap(chain(path), self.now, wanted)
+        if wanted is None:
+            column = self.index.column(chain(path), {target: at for at, target in enumerate(TARGETS)}, self.now)
+            assert column.tolist() == [found.get(target, 0) for target in TARGETS]
         expected = {}
         for target in TARGETS if wanted is None else wanted:
             depth = 0

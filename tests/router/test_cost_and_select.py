@@ -273,16 +273,16 @@ def test_columns_price_as_one_by_one_does(
                 np.array([one["adapter"] for one in found]),
             ),
         )
-    active.check()
-    assert list(table) == rows and [table[place] for place in range(len(rows))] == rows and len(table) == len(rows)
-    assert totals_of(table) == totals_of(rows) and active_requests_of(table) == active_requests_of(rows)
-    assert msgspec.json.encode(table, enc_hook=plain) == msgspec.json.encode(rows)
-    for mode in ("kv", "least_loaded", "power_of_two"):
-        for temperature in (0.0, 0.5):
-            choices = [select(mode, costs, random.Random(1), temperature=temperature) for costs in (table, rows)]
-            assert choices[0] == choices[1]
-    home = targets[len(rows) // 2][0]
-    assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table
+        active.check()
+        assert list(table) == rows and [table[place] for place in range(len(rows))] == rows and len(table) == len(rows)
+        assert totals_of(table) == totals_of(rows) and active_requests_of(table) == active_requests_of(rows)
+        assert msgspec.json.encode(table, enc_hook=plain) == msgspec.json.encode(rows)
+        for mode in ("kv", "least_loaded", "power_of_two"):
+            for temperature in (0.0, 0.5):
+                choices = [select(mode, costs, random.Random(1), temperature=temperature) for costs in (table, rows)]
+                assert choices[0] == choices[1]
+        home = targets[len(rows) // 2][0]
+        assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table
 
 
 HELD = st.fixed_dictionaries({name: st.tuples(*[st.integers(0, 5)] * 3) for name in NAMES})
@@ -327,6 +327,7 @@ def test_columns_say_what_the_overlap_by_name_says(
     device, lower, source = pool.overlap_columns(prompt, place, 0)
 
     nothing = np.zeros(len(place), dtype=int)
+    device, source = nothing + device, nothing + source
     host, disk, costly = [*lower, nothing, nothing, nothing][:3]
     made = {
         to: HeldBlocks(int(device[at]), int(host[at]), int(disk[at]), SOURCES[source[at]], int(costly[at]))

@@ -1,6 +1,7 @@
 """Does one token tell a live engine from a dead one, and is a worker cordoned for misses and never for being busy?"""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ from penstock.adapters.engines import probe as module
 from penstock.adapters.engines.probe import one_token
 from penstock.config.settings.cluster_settings import CanarySettings
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.runtime.node.canary import Canary
+from penstock.runtime.node.canary import LOOKS, RETRY_MAX, SENT_MAX, Canary, CanaryTarget
 
 PATIENCE = 30.0
 TOKEN = {"choices": [{"index": 0, "text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
@@ -247,3 +248,26 @@ async def test_an_answer_that_comes_after_the_worker_left_changes_nothing(
     await asyncio.gather(asked, return_exceptions=True)
     assert all_.router.cordons == [] and all_.canary.counts["missed"] == 0
     await all_.canary.close()
+
+
+async def test_a_large_fleet_gets_a_bounded_number_of_canaries_and_each_worker_its_own() -> None:
+    canary = Canary(CanarySettings(idle=8.0), lambda worker: (0, 0), lambda *cordon: None)
+    sent: list[WorkerId] = []
+
+    async def ask(watched: CanaryTarget) -> None:
+        sent.append(watched.card.id)
+
+    canary._ask = ask  # type: ignore[method-assign]
+    for number in range(900):
+        card = WorkerCard(id=WorkerId(f"w-{number}"), epoch=1, model="m", url="http://127.0.0.1:9", engine="vllm")
+        canary.start(card)
+    begun, missed, looks = time.monotonic(), canary._watched[WorkerId("w-899")], 0
+    missed.misses = 1
+    pause, most = RETRY_MAX / LOOKS, math.ceil(SENT_MAX * RETRY_MAX / LOOKS)
+    while len(set(sent)) < 900:
+        looks, before = looks + 1, len(sent)
+        canary.look(begun + 8.0 + looks * pause)
+        await asyncio.sleep(0)
+        assert len(sent) - before <= most + 1, "those that are well wait for their turn"
+        assert looks <= 900 / most + 1
+    assert sent.count(missed.card.id) >= looks // LOOKS, "one that missed is asked at its time"

@@ -1,6 +1,7 @@
 """Do windows reach every reader once, is what can be estimated marked so, and does one odd engine harm no other?"""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -51,6 +52,59 @@ def passes(count: int, **more: Any) -> StepStats:
     )
 
 
+async def ask(stats: EngineStats) -> None:
+    """End the window of every engine."""
+    await asyncio.gather(*(stats._ask(watched) for watched in list(stats._watched.values())))
+
+
+def look_at(stats: EngineStats) -> None:
+    """Take one sample of every engine."""
+    for worker, watched in stats._watched.items():
+        watched.samples.append(stats._look(worker))
+
+
+@pytest.mark.parametrize("engines, most", [(1, 60), (4, 60), (50, 60), (40, 2), (37, 1)])
+async def test_every_engine_has_its_turn_and_none_is_asked_too_often(
+    sources: dict[WorkerId, Told], engines: int, most: int
+) -> None:
+    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    asked: Counter[WorkerId] = Counter()
+    for number in range(engines):
+        stats.start(card(WorkerId(f"e-{number}")))
+    turns = 80 * module.LOOKS
+    for _ in range(turns):
+        before = [len(watched.samples) for watched in stats._watched.values()]
+        stats.turn(most)
+        begun = [watched for watched in stats._watched.values() if watched.pending]
+        assert len(begun) <= most, "no more than may be asked at once"
+        for watched, count in zip(stats._watched.values(), before, strict=True):
+            assert len(watched.samples) <= count + 1
+        asked.update(watched.card.id for watched in begun)
+        await stats._asks.settled()
+    expected = min(turns / module.LOOKS, turns * most / engines)
+    assert len(asked) == engines and max(asked.values()) - min(asked.values()) <= 1
+    assert abs(sum(asked.values()) / engines - expected) <= 1
+    await stats.close()
+
+
+async def test_an_engine_that_hangs_delays_no_other(sources: dict[WorkerId, Told]) -> None:
+    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats.start(card(A))
+    stats.start(card(B))
+    held = asyncio.Event()
+    sources[A].take = lambda *, busy: held.wait()  # type: ignore[assignment,method-assign,return-value]
+    sources[B].windows = [passes(n) for n in range(1, 9)]
+    for _ in range(5 * module.LOOKS):
+        stats.turn(60)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    last = stats.last(B)
+    assert last is not None and last.steps.passes == 5 and stats.last(A) is None
+    assert sum(watched.pending for watched in stats._watched.values()) == 1
+    await stats._asks.close()
+    await stats.close()
+
+
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> dict[WorkerId, Told]:
     made: dict[WorkerId, Told] = {}
@@ -69,12 +123,12 @@ async def test_each_reader_gets_every_window_once(sources: dict[WorkerId, Told])
     stats.start(card(B))
     assert stats.take("planner") == {} and stats.status(A) is None
     sources[A].windows = [passes(1), passes(2), passes(4)]
-    await stats.ask()
+    await ask(stats)
     assert stats.take("late")[A].passes == 1  # who comes late begins with the last window
-    await stats.ask()
+    await ask(stats)
     assert {worker: steps.passes for worker, steps in stats.take("planner").items()} == {A: 3}
     assert stats.take("planner") == {}
-    await stats.ask()
+    await ask(stats)
     assert stats.take("planner")[A].passes == 4 and stats.take("late")[A].passes == 6
     assert stats.failures == 3  # the other engine could not be asked
     stats.stop(card(A))
@@ -89,8 +143,8 @@ async def test_readers_that_stay_away_are_forgotten(sources: dict[WorkerId, Told
     for number in range(2 * module.READERS_MAX):
         stats.take(f"reader-{number}")
     sources[A].windows = [passes(1), passes(1)]
-    await stats.ask()
-    await stats.ask()
+    await ask(stats)
+    await ask(stats)
     watched = stats._watched[A]
     assert len(watched.unread) == module.READERS_MAX
     await stats.close()
@@ -104,10 +158,10 @@ async def test_an_engine_that_makes_no_sense_harms_no_other(
     stats.start(card(B))
     sources[A].windows = [RuntimeError("odd"), passes(3)]
     sources[B].windows = [passes(5), passes(5)]
-    await stats.ask()
+    await ask(stats)
     assert stats.last(A) is None and stats.last(B) is not None
     assert "could not be read" in caplog.text
-    await stats.ask()
+    await ask(stats)
     assert stats.last(A) is not None
     await stats.close()
 
@@ -116,12 +170,12 @@ async def test_silence_counts_as_idleness_only_while_nothing_was_placed(sources:
     seen = {A: IDLE}
     stats = EngineStats(EngineStatsSettings(), lambda worker: seen[worker], "me")
     stats.start(card(A))
-    stats.look()
-    await stats.ask()
-    stats.look()
+    look_at(stats)
+    await ask(stats)
+    look_at(stats)
     seen[A] = BUSY
-    stats.look()
-    await stats.ask()
+    look_at(stats)
+    await ask(stats)
     assert sources[A].busy == [False, True]
     await stats.close()
 
@@ -221,7 +275,7 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
     stats.start(msgspec.structs.replace(card(B), role="decode"))
     counts = []
     for _ in range(7):
-        await stats.ask()
+        await ask(stats)
         counts.append([finding.text for finding in stats.findings()])
     await stats.close()
     assert counts[:2] == [[], []], "from before it was watched"
@@ -247,6 +301,6 @@ async def test_costs_of_tiers_are_told_when_they_change(
     stats.start(msgspec.structs.replace(card(A), labels={TIERS_LABEL: "lru"}))
     stats.start(card(B))  # without tiers: its page is not read
     for _ in range(5):
-        await stats.ask()
+        await ask(stats)
     await stats.close()
     assert told == [(A, slow), (A, fast)]

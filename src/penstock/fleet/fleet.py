@@ -40,6 +40,8 @@ class Fleet:
 
     def _assemble(self, state: FleetState) -> None:
         self.state = state
+        self.revision = 0
+        """Changes with whatever `pools` shows."""
         self._effects: list[Effect] = []
         self._lives = ReplicaLives(state, self._effects)
         self.scaling = PoolScaling(state, self._lives)
@@ -52,16 +54,19 @@ class Fleet:
             KeyError: an event about a pool that was never added, or of a type that is none of the fleet's.
         """
         if isinstance(event, Woken):
-            self._due(now)
+            changed = self._due(now)
         elif isinstance(event, _OF_SPAWN + _OF_PUBLICATION):
-            self._happened(now, event)
+            changed = self._happened(now, event)
         else:
+            changed = True
             self._desired(now, event)
         self._refill(now)
         self._restart.advance(now)
         self._refill(now)
         effects = self._effects[:]
         self._effects.clear()
+        # Most events are of health checks of servers that are well: readers of thousands of them are not told.
+        self.revision += changed or not all(isinstance(effect, events.Probe) for effect in effects)
         due = min((life.due for life in self.state.lives.values() if life.due is not None), default=None)
         if due is not None and due != self.state.woken_at:
             self.state.woken_at = due
@@ -74,15 +79,15 @@ class Fleet:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _happened(self, now: Nanos, event: Event) -> None:
-        """Something happened to a replica; what an older effect led to is past."""
+    def _happened(self, now: Nanos, event: Event) -> bool:
+        """Something happened to a replica; what an older effect led to is past. Return whether it may show."""
         life = self.state.lives.get(event.worker)  # type: ignore[attr-defined]
         if life is None:
-            return
+            return False
         serial = life.serial if isinstance(event, _OF_SPAWN) else life.publication
         if event.serial != serial:  # type: ignore[attr-defined]
-            return
-        lives = self._lives
+            return False
+        lives, before = self._lives, (life.phase, life.reason)
         match event:
             case events.Started():
                 lives.started(life, event)
@@ -106,6 +111,7 @@ class Fleet:
                 lives.sleep_failed(life, event)
             case events.Awoke():
                 lives.awoke(now, life)
+        return not isinstance(event, events.Probed) or (life.phase, life.reason) != before
 
     def _desired(self, now: Nanos, event: Event) -> None:
         state = self.state
@@ -235,11 +241,16 @@ class Fleet:
         if life is not None:
             self._lives.role_changed(now, life)
 
-    def _due(self, now: Nanos) -> None:
+    def _due(self, now: Nanos) -> bool:
+        """Let time pass; return whether that may show."""
         self.state.woken_at = None
+        changed = False
         for life in list(self.state.lives.values()):
             if life.due is not None and life.due <= now:
+                phase = life.phase
                 self._lives.due(now, life)
+                changed |= life.phase != phase
+        return changed
 
     def _refill(self, now: Nanos) -> None:
         """Let pools that lost a replica for good have another one where they should."""

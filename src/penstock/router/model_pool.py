@@ -311,23 +311,23 @@ class ModelPool:
 
     def overlap_columns(
         self, prompt: Prompt, place: Mapping[Target, int], now: Nanos
-    ) -> tuple[Column, Sequence[Column], Column]:
+    ) -> tuple[Column | int, Sequence[Column], Column | int]:
         """Return what `overlaps` does for many targets: device blocks, those of lower tiers, and who says so.
 
-        The tiers are host, disk and, where a worker reports its costs, costly blocks.
+        The tiers are host, disk and, where a worker reports its costs, costly blocks. Where nobody holds any it is 0.
         """
         blocks, text = prompt.blocks, prompt.estimated
+        if not self.indexed or not blocks:
+            return 0, [], 0
+        guessed = None if self.history is None else self.history.column(blocks, place, now)
         device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
         source = device
-        if not self.indexed or not blocks:
-            return device, lower, source
-        guessed = None if self.history is None else self.history.column(blocks, place, now)
         if self.exact is not None and not text:
             device, tiers = self.exact.columns(self._reachable(prompt), place)
             lower = list(tiers)
             source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
         if guessed is not None and np.count_nonzero(guessed):
-            if not text:
+            if not text and self.streams:
                 targets = list(place)
                 for held in guessed.nonzero()[0].tolist():
                     if self.kv_state(targets[held]) in HEARD:
@@ -350,7 +350,7 @@ class ModelPool:
         if lower and self.tier_costs.costs:
             most, size = self._cacheable(prompt), self.block_size
             lower = list(self.tier_costs.counted_columns(place, device, lower, most, size))
-        return device, lower, source
+        return (device, lower, source) if lower or np.count_nonzero(device) else (0, [], 0)
 
     def kv_state(self, target: Target) -> str:
         """Return how well a target's cache is known: a stream's state, or none where it has no event source."""

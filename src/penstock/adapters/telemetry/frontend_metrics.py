@@ -11,7 +11,7 @@ from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Dispatch
-from penstock.router.selection.cost_table import most_cached, place_of
+from penstock.router.selection.cost_table import cached_at, most_cached, place_of
 from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"
@@ -175,11 +175,11 @@ class FrontendMetrics(MetricNamesOf):
         place = place_of(costs, decision.chosen)
         if place is None:
             return
-        chosen, best = costs[place], costs[most_cached(costs)]
-        of.selected_prefix.value += chosen.overlap_tokens
-        of.best_prefix.value += best.overlap_tokens
-        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
-        if best.overlap_tokens > chosen.overlap_tokens:
+        (tokens, blocks), (most, best) = cached_at(costs, place), cached_at(costs, most_cached(costs))
+        of.selected_prefix.value += tokens
+        of.best_prefix.value += most
+        self._of_router.blocks_lost.observe(best - blocks)
+        if most > tokens:
             self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
     def migrated(self, model: str, took: float) -> None:

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Target
-from penstock.router.kv_index.indexer import Column, column_of, named
+from penstock.router.kv_index.indexer import Column, named
 from penstock.router.kv_index.prefix_depth import depth_of
 from penstock.router.kv_index.spans.span_state import from_bytes, mask_bytes
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, bits
@@ -100,6 +100,18 @@ class ApproximateIndex:
             for target in targets:
                 wanted |= self._slots.bit(target)
         found: dict[Target, int] = {}
+        for depth, mask in self._ends(blocks, wanted):
+            found.update(dict.fromkeys(named(mask, self._slots.names), depth))
+        return found
+
+    def column(self, blocks: Sequence[int], place: Mapping[Target, int], now: Nanos) -> Column:
+        """Return the same for many targets; see `penstock.router.kv_index.indexer.HistoryIndexer.column`."""
+        self._advance(now)
+        return self._slots.column(self._ends(blocks, self._slots.alive), place)
+
+    def _ends(self, blocks: Sequence[int], wanted: int) -> list[tuple[int, int]]:
+        """Return (leading blocks, mask of the targets that hold just so many), rising."""
+        found: list[tuple[int, int]] = []
         find = self._masks.get
         low, rest = 0, (find(blocks[0], 0) & wanted) if blocks else 0
         while rest:
@@ -118,13 +130,10 @@ class ApproximateIndex:
                 else:
                     high = middle
             onwards = find(blocks[high], 0) & rest if high < len(blocks) else 0
-            found.update(dict.fromkeys(named(rest & ~onwards, self._slots.names), high))
+            if ending := rest & ~onwards:
+                found.append((high, ending))
             low, rest = high, onwards
         return found
-
-    def column(self, blocks: Sequence[int], place: Mapping[Target, int], now: Nanos) -> Column:
-        """Return the same for many targets; see `penstock.router.kv_index.indexer.HistoryIndexer.column`."""
-        return column_of(self.overlap(blocks, now), place)
 
     def clear(self, target: Target) -> None:
         """A target's cache is empty, or it is gone: constant time, the rest is cleared in steps."""

@@ -7,6 +7,8 @@ refusal is counted.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
@@ -102,7 +104,14 @@ class ExactIndex:
 
     def columns(self, blocks: Sequence[int], place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
         """Return the same for many targets; see `penstock.router.kv_index.indexer.EventIndexer.columns`."""
-        return self.overlap(blocks).columns(place)
+        found, column = self.overlap(blocks), self._slots.column
+        if found.lower is None:
+            return column(found.ends, place), ()
+        tiers = zip(
+            *[((held.device, mask), (held.host, mask), (held.disk, mask)) for held, mask in found.lower], strict=True
+        )
+        device, *lower = [column(each, place) for each in tiers] or [column((), place)]
+        return device, lower if any(map(np.count_nonzero, lower)) else ()
 
     def audit(self, blocks: Sequence[int]) -> bool:
         """Compare the quick answer for a prompt with the one found block by block; count and return if they agree."""

@@ -159,20 +159,20 @@ class Overlap(Mapping[Target, HeldBlocks]):
         lower: the same with what follows in lower tiers, where there are any.
     """
 
-    __slots__ = ("_held", "_lower", "_names", "ends")
+    __slots__ = ("_held", "_names", "ends", "lower")
 
     def __init__(
         self, ends: list[tuple[int, int]], names: Sequence[Target], lower: list[Stretch] | None = None
     ) -> None:
         self.ends = ends
         self._names = names
-        self._lower = lower
+        self.lower = lower
         self._held: dict[Target, HeldBlocks] | None = None
 
     @property
     def stretches(self) -> list[Stretch]:
         """The groups of targets that hold the same, as masks of slots."""
-        return [Stretch(HeldBlocks(depth), mask) for depth, mask in self.ends] if self._lower is None else self._lower
+        return [Stretch(HeldBlocks(depth), mask) for depth, mask in self.ends] if self.lower is None else self.lower
 
     @property
     def by_target(self) -> dict[Target, HeldBlocks]:
@@ -183,14 +183,6 @@ class Overlap(Mapping[Target, HeldBlocks]):
                 self._held.update(dict.fromkeys(named(mask, self._names), held))
             self._held.pop(GONE, None)  # one that left since
         return self._held
-
-    def columns(self, place: Mapping[Target, int]) -> tuple[Column, Sequence[Column]]:
-        """Return the same for many targets; see `EventIndexer.columns`."""
-        tiers = np.zeros((3, len(place)), dtype=np.int64)
-        for held, mask in self.stretches:
-            spots = [place[target] for target in named(mask, self._names) if target in place]
-            tiers[:, spots] = [[held.device], [held.host], [held.disk]]
-        return tiers[0], list(tiers[1:]) if self._lower and np.count_nonzero(tiers[1:]) else ()
 
     def __getitem__(self, target: Target) -> HeldBlocks:
         return self.by_target[target]

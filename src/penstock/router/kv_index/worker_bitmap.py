@@ -1,6 +1,9 @@
 """`WorkerBits`: the bit that stands for each worker in a mask, given back once nothing refers to it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Snapshot
@@ -8,6 +11,10 @@ from penstock.kernel.values import Target, WorkerId
 
 GONE = Target(WorkerId(""), -1)
 """Stands where a slot has no target."""
+_FEW = 24
+"""Bits that are cheaper to name one by one than to unpack together."""
+_PLACES_MAX = 8
+"""Lists of targets whose slots are remembered: one for each stage of each kind of request."""
 
 
 class BitLedger:
@@ -51,6 +58,7 @@ class WorkerBits:
         self._free: list[int] = []
         self._sweeping: list[int] = []
         self._waiting: list[int] = []
+        self._places: dict[int, tuple[Mapping[Target, int], npt.NDArray[np.intp]]] = {}
 
     def __contains__(self, target: object) -> bool:
         return target in self._slot_of
@@ -65,6 +73,41 @@ class WorkerBits:
         """Return a target's bit, 0 where it has none."""
         slot = self._slot_of.get(target)
         return 0 if slot is None else 1 << slot
+
+    def column(self, masks: Iterable[tuple[int, int]], place: Mapping[Target, int]) -> npt.NDArray[np.int64]:
+        """Return a number for each of many targets, shape (targets,); 0 for those in no mask.
+
+        Args:
+            masks: of bits that are alive, each with its number; no bit is in two.
+            place: target -> its place; the same object for the same targets.
+        Cost: some 4 us at a thousand targets for each mask of many bits.
+        """
+        count = len(self.names)
+        by_slot = np.zeros(count + 1, dtype=np.int64)  # the last is of targets without a slot, -1
+        for number, mask in masks:
+            if mask.bit_count() <= _FEW:
+                for slot in bits(mask):
+                    by_slot[slot] = number
+            else:
+                raw = np.frombuffer(mask.to_bytes((count + 8) // 8, "little"), dtype=np.uint8)
+                by_slot[np.unpackbits(raw, count=count + 1, bitorder="little").view(bool)] = number
+        found: npt.NDArray[np.int64] = by_slot[self._slots_of(place)]
+        return found
+
+    def _slots_of(self, place: Mapping[Target, int]) -> npt.NDArray[np.intp]:
+        """Return the slot of each of many targets, -1 where it has none; kept, and changed with the targets."""
+        known = self._places.get(id(place))
+        if known is None or known[0] is not place:
+            if len(self._places) >= _PLACES_MAX:
+                self._places.clear()
+            slots = np.array([self._slot_of.get(target, -1) for target in place], dtype=np.intp)
+            known = self._places[id(place)] = place, slots
+        return known[1]
+
+    def _moved(self, target: Target, slot: int) -> None:
+        for place, slots in self._places.values():
+            if (at := place.get(target)) is not None:
+                slots[at] = slot
 
     def join(self, target: Target) -> int:
         """Return a target's bit, a new one where it has none."""
@@ -81,6 +124,7 @@ class WorkerBits:
             self.names = names
             self._slot_of[target] = slot
             self.alive |= 1 << slot
+            self._moved(target, slot)
         return 1 << slot
 
     def leave(self, target: Target) -> tuple[int, int]:
@@ -89,6 +133,7 @@ class WorkerBits:
         if slot is None:
             return 0, 0
         self.names[slot] = GONE
+        self._moved(target, -1)
         self.alive &= ~(1 << slot)
         had = self._ledger.close(slot)
         if had:
@@ -130,6 +175,7 @@ class WorkerBits:
         for target, slot in self._slot_of.items():
             self.names[slot] = target
             self.alive |= 1 << slot
+        self._places.clear()
         self._free, self._sweeping = list(state["free"]), list(state["sweeping"])
         self._waiting, self.swept = list(state["waiting"]), state["swept"]
         self._ledger.pairs = list(state["pairs"])

@@ -1,6 +1,6 @@
 """Cost table of many candidates: `penstock.router.selection.cost` over numpy columns, to the last bit the same.
 
-A row is made when it is read. In a simulation most decisions are never read.
+The columns have totals alone: a row is priced by itself when it is read. In a simulation most decisions are never read.
 """
 
 import math
@@ -14,31 +14,45 @@ from penstock.kernel.values import Prompt, Target
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, Column, HeldBlocks
 from penstock.router.selection import cost
-from penstock.router.selection.candidate import RequestDemand
-from penstock.router.selection.cost import cached_tokens
+from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.settings import CostSettings
 
 
 class Candidates(NamedTuple):
-    """What a cost function may know of many candidates; see `penstock.router.selection.cost.Candidate`."""
+    """What a cost function may know of many candidates; see `penstock.router.selection.cost.Candidate`.
+
+    A number stands for a column of that number.
+    """
 
     queued: Column
     """Tokens still to prefill."""
     requests: Column
     blocks: Column
     """In use."""
-    shared: Column
+    shared: Column | int
     """Leading blocks of the prompt among those in use."""
-    device: Column
+    device: Column | int
     lower: Sequence[Column]
     """Blocks in host memory, on disk, and costly ones, as `HeldBlocks` has them; the ends are left out where no
     candidate has any."""
-    source: Column
+    source: Column | int
     """Index that says so, by its number in `SOURCES`."""
     speed: Sequence[Column | float]
     distance: Column | float
     adapter: Column | float = 0.0
     """Seconds until each would hold the request's LoRA adapter."""
+
+
+class _Load(NamedTuple):
+    """A candidate's load, with what its blocks in use would be."""
+
+    prefill_tokens: int
+    requests: int
+    blocks: int
+    after: int
+
+    def blocks_with(self, blocks: Sequence[int], unhashed_blocks: int) -> int:
+        return self.after
 
 
 class CostTable(Sequence[Cost]):
@@ -47,7 +61,7 @@ class CostTable(Sequence[Cost]):
     Args:
         targets: the candidates, each with anything behind it.
         place: of each in ``targets``.
-    Cost: some 15 us, and 1 us for each row that is read.
+    Cost: some 15 us, and 4 us for each row that is read.
     """
 
     def __init__(
@@ -58,20 +72,23 @@ class CostTable(Sequence[Cost]):
         place: Mapping[Target, int],
         candidates: Candidates,
     ) -> None:
-        price = _latency_terms if settings.kind == "latency" else _block_terms
-        total, *terms = price(demand, candidates, settings)
-        self.total: Column = total
+        blocks = len(demand.prompt.blocks)
+        if cost.CREDIT_DECAY:
+            demand = msgspec.structs.replace(demand, least_prefill=int(candidates.queued.min()))
+        after = candidates.blocks + (blocks + demand.unhashed_blocks)
+        if not isinstance(candidates.shared, int):
+            after -= candidates.shared
+        totals = _latency_totals if settings.kind == "latency" else _block_totals
+        self.total: Column = totals(demand, candidates, after, settings)
         """What is compared; lower wins."""
         self.active_requests: Column = candidates.requests
         """Requests running on each candidate."""
-        lower = (*candidates.lower, 0, 0, 0)[:3]
-        held = (candidates.device, *lower, candidates.source)
-        self._columns = [total, *terms, candidates.queued, candidates.requests, candidates.blocks, *held]
-        # A table may be kept for long: the prompt's blocks are not, which no row has.
-        self._demand = msgspec.structs.replace(demand, prompt=Prompt(demand.prompt.isl))
-        self._in_blocks = settings.kind == "blocks"
+        # A table may be kept for long: of the prompt's blocks it keeps how many there are.
+        self._demand = msgspec.structs.replace(demand, prompt=Prompt(demand.prompt.isl, range(blocks)))
+        self._settings, self._of, self._after = settings, candidates, after
         self._targets, self._place = targets, place
         self._discounts: dict[int, float] = {}
+        self._most_cached: int | None = None
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -82,12 +99,27 @@ class CostTable(Sequence[Cost]):
     def __getitem__(self, index: slice) -> list[Cost]: ...
     def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
         if isinstance(index, slice):
-            return list(self)[index]
-        return self._row(index, [one.item(index) if isinstance(one, np.ndarray) else one for one in self._columns])
+            return [self[place] for place in range(len(self))[index]]
+        of, place = self._of, range(len(self))[index]
+        lower = [column.item(place) for column in of.lower]
+        host, disk, costly = (*lower, 0, 0, 0)[:3]
+        held = HeldBlocks(_at(of.device, place), host, disk, SOURCES[_at(of.source, place)], costly)
+        load = _Load(of.queued.item(place), of.requests.item(place), of.blocks.item(place), self._after.item(place))
+        speed = Speed(*[_at(column, place) for column in of.speed])
+        candidate = Candidate(
+            self._targets[place][0],
+            held,
+            load,  # type: ignore[arg-type]
+            speed,
+            _at(of.distance, place),
+            _at(of.adapter, place),
+        )
+        row = cost.COSTS[self._settings.kind](self._demand, candidate, self._settings)
+        left = self._discounts.get(place)
+        return row if left is None else msgspec.structs.replace(row, total=row.total * left, discount=left)
 
     def __iter__(self) -> Iterator[Cost]:
-        columns = [one.tolist() if isinstance(one, np.ndarray) else [one] * len(self) for one in self._columns]
-        return map(self._row, range(len(self)), zip(*columns, strict=True))
+        return map(self.__getitem__, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -99,24 +131,32 @@ class CostTable(Sequence[Cost]):
             self._discounts[place] = left
         return self
 
-    @property
-    def cached(self) -> Column:
-        """Prompt tokens that are expected to come from each candidate's cache, as `cost.cached_tokens` has them."""
-        demand = self._demand
-        device, host, disk = self._columns[-5:-2]
-        most = max(0, demand.prompt.isl - 1) // demand.block_size * demand.block_size
-        found: Column = np.minimum((device + host + disk) * demand.block_size, most)
-        return found
+    def most_cached(self) -> int:
+        """Return the place of the first candidate with the most tokens in its cache, as `cost.cached_tokens` has them.
+
+        All beyond what a prompt can use counts alike.
+        """
+        if self._most_cached is None:
+            held: Any = sum(self._of.lower[:2], self._of.device)
+            usable = max(0, self._demand.prompt.isl - 1) // self._demand.block_size
+            self._most_cached = int(np.minimum(held, usable).argmax())  # a number stands for all: the first
+        return self._most_cached
+
+    def cached_at(self, place: int) -> tuple[int, int]:
+        """Return the cached tokens of the candidate at a place, and its blocks on the device."""
+        of = self._of
+        held = HeldBlocks(_at(of.device, place), *[column.item(place) for column in of.lower[:2]])
+        return cost.cached_tokens(self._demand, held), held.device
 
     @property
     def content(self) -> list[bytes]:
         """All that rows are made of but their targets: equal tables have equal bytes."""
-        return [one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns]
+        return [one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns()]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the columns."""
-        return sum(one.nbytes for one in self._columns if isinstance(one, np.ndarray))
+        return sum(one.nbytes for one in self._columns() if isinstance(one, np.ndarray))
 
     def second(self, first: int) -> tuple[Target, float]:
         """Return what `second_of` does, without a row."""
@@ -127,71 +167,65 @@ class CostTable(Sequence[Cost]):
         total[first] = least
         return self._targets[second][0], total.item(second)
 
-    def _row(self, place: int, numbers: Sequence[Any]) -> Cost:
-        total, prefill, decode, queue, transfer, adapter, queued, requests, blocks, *holding = numbers
-        device, host, disk, costly, source = holding
-        overlap = HeldBlocks(device, host, disk, SOURCES[source], costly)
-        return Cost(
-            target=self._targets[place][0],
-            unit="blocks" if self._in_blocks else "ms",
-            total=total,
-            prefill=prefill,
-            decode=decode,
-            queue=queue,
-            transfer=transfer,
-            overlap_blocks=overlap.device,
-            overlap_tokens=cached_tokens(self._demand, overlap),
-            costly_blocks=overlap.costly,
-            active_requests=requests,
-            active_prefill_tokens=queued,
-            active_blocks=blocks,
-            adapter=adapter,
-            discount=self._discounts.get(place, 1.0),
-            index="none" if self._in_blocks and self._demand.handed else overlap.source,
-        )
+    def _columns(self) -> Sequence[Column | float]:
+        of = self._of
+        loads = (of.queued, of.requests, of.blocks, self._after)
+        return [self.total, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
 
 
-def _block_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
-    """Return total, prefill, decode, queue, transfer and adapter, as `cost.block_cost` does."""
-    size, prompt, blocks = demand.block_size, demand.prompt, len(demand.prompt.blocks)
-    isl, lower = prompt.isl, of.lower
+def _at(column: Any, place: int) -> Any:
+    return column.item(place) if isinstance(column, np.ndarray) else column
+
+
+def _block_totals(demand: RequestDemand, of: Candidates, after: Column, settings: CostSettings) -> Column:
+    """Return the totals that `cost.block_cost` has. What a number makes needless is left out: each pass counts."""
+    size, isl, lower = demand.block_size, demand.prompt.isl, of.lower
     saved: Column | int = of.device
     transfer: Column | float = 0.0
     if demand.handed:
         transfer = settings.transfer_scale * of.distance * _missing(demand, of)
         isl, saved, lower = 0, 0, ()
-    worth: Any = demand.overlap_credit
-    if cost.CREDIT_DECAY:
-        excess = (of.queued - of.queued.min()) / size / (blocks + demand.unhashed_blocks or 1)
-        worth = worth / (1.0 + cost.CREDIT_DECAY * np.maximum(excess, 0.0))
-    queue = of.queued / size
-    work = queue + isl / size - worth * saved
+    work: Column = of.queued / size
+    work += isl / size
+    if not isinstance(saved, int):
+        worth: Any = demand.overlap_credit
+        if cost.CREDIT_DECAY:
+            excess = (of.queued - demand.least_prefill) / size
+            excess /= len(demand.prompt.blocks) + demand.unhashed_blocks or 1
+            worth = worth / (1.0 + cost.CREDIT_DECAY * np.maximum(excess, 0.0))
+        work -= worth * saved
     if lower:
-        work = work - (settings.host_credit * lower[0] + settings.disk_credit * lower[1])
-    work = np.maximum(work, 0.0)
-    own = np.maximum(work - queue, 0.0)
-    in_use = of.blocks + (blocks + demand.unhashed_blocks) - of.shared
-    decode = settings.decode_scale * (in_use + settings.request_weight * of.requests)
+        work -= settings.host_credit * lower[0] + settings.disk_credit * lower[1]
+    if lower or not isinstance(saved, int):
+        np.maximum(work, 0.0, out=work)
     scale = settings.prefill_scale
-    adapter = scale * cost.PREFILL_TOKENS_PER_SECOND * of.adapter / size
-    return scale * work + decode + transfer + adapter, scale * own, decode, scale * (work - own), transfer, adapter
+    if scale != 1.0:
+        work *= scale
+    decode = settings.request_weight * of.requests
+    decode += after
+    if settings.decode_scale != 1.0:
+        decode *= settings.decode_scale
+    work += decode
+    if demand.handed:
+        work += transfer
+    if isinstance(of.adapter, np.ndarray):
+        work += scale * cost.PREFILL_TOKENS_PER_SECOND * of.adapter / size
+    return work
 
 
-def _latency_terms(demand: RequestDemand, of: Candidates, settings: CostSettings) -> Sequence[Any]:
-    """Return the same as `penstock.router.selection.cost.latency_cost` does."""
+def _latency_totals(demand: RequestDemand, of: Candidates, after: Column, settings: CostSettings) -> Column:
+    """Return the totals that `cost.latency_cost` has."""
     intercept, slope, decode_slope = of.speed
     size, isl = demand.block_size, demand.prompt.isl
     lower = of.lower[0] + of.lower[1] if of.lower else 0
     new = 0 if demand.handed else isl - np.minimum((of.device + lower) * size, max(0, isl - 1) // size * size)
     prefill = 1e3 * (intercept + slope * new)
-    queue = 1e3 * slope * of.queued
-    transfer = cost.TRANSFER_MS_PER_BLOCK * lower
+    transfer: Any = cost.TRANSFER_MS_PER_BLOCK * lower
     if demand.handed:
         transfer = demand.ms_per_block * of.distance * _missing(demand, of)
-    in_use = of.blocks + (len(demand.prompt.blocks) + demand.unhashed_blocks) - of.shared
-    decode = 1e3 * decode_slope * in_use * demand.osl
-    adapter = 1e3 * of.adapter
-    return prefill + queue + transfer + decode + adapter, prefill, decode, queue, transfer, adapter
+    decode = 1e3 * decode_slope * after * demand.osl
+    totals: Column = prefill + 1e3 * slope * of.queued + transfer + decode + 1e3 * of.adapter
+    return totals
 
 
 def _missing(demand: RequestDemand, of: Candidates) -> Any:
@@ -212,8 +246,8 @@ def cheapest_of(costs: Sequence[Cost]) -> Sequence[int]:
     """Return the places of the candidates with the least total, rising."""
     if isinstance(costs, CostTable):
         total = costs.total
-        equal: list[int] = (total == total[total.argmin()]).nonzero()[0].tolist()
-        return equal
+        equal: Any = (total == total[total.argmin()]).nonzero()[0]  # hundreds may be: none is looked at but by place
+        return equal  # type: ignore[no-any-return]
     places: list[int] = []
     least = math.inf
     for place, one in enumerate(costs):
@@ -249,25 +283,30 @@ def place_of(costs: Sequence[Cost], target: Target) -> int | None:
 def ranked(costs: Sequence[Cost], count: int) -> list[int]:
     """Return the places of the lowest totals, the best first; equal ones by place."""
     if isinstance(costs, CostTable):
-        total: Column = costs.total
-        places: Sequence[int] = range(len(costs))
-        if count < len(costs):  # hundreds may be equal: only so many of them are ordered
-            last = np.partition(total, count - 1)[count - 1]
-            less, equal = (total < last).nonzero()[0].tolist(), (total == last).nonzero()[0]
-            places = [*less, *equal[: count - len(less)].tolist()]
-        return sorted(places, key=total.__getitem__)
+        left, places = costs.total.copy(), list[int]()
+        for _ in range(min(count, len(costs))):  # a few passes cost less than any order of thousands
+            places.append(int(left.argmin()))
+            left[places[-1]] = math.inf
+        return places
     return sorted(range(len(costs)), key=lambda place: costs[place].total)[:count]
 
 
 def most_cached(costs: Sequence[Cost]) -> int:
     """Return the place of the first candidate with the most cached tokens."""
     if isinstance(costs, CostTable):
-        return int(costs.cached.argmax())
+        return costs.most_cached()
     best, most = 0, -1
     for place, one in enumerate(costs):
         if one.overlap_tokens > most:
             best, most = place, one.overlap_tokens
     return best
+
+
+def cached_at(costs: Sequence[Cost], place: int) -> tuple[int, int]:
+    """Return the cached tokens of the candidate at a place, and its blocks on the device; of a table without a row."""
+    if isinstance(costs, CostTable):
+        return costs.cached_at(place)
+    return costs[place].overlap_tokens, costs[place].overlap_blocks
 
 
 def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:

@@ -19,8 +19,9 @@ REASONS_MAX = 4
 BYTES_MAX = 2048
 REASON_MAX = 400
 """Bytes of a summary, and characters of a reason in one that is too long otherwise."""
-WHOLE_EVERY: Nanos = SECOND
-"""Time after which the next decision of a model is written whole, so that a run's pages know the workers' loads."""
+WHOLE_EVERY: Nanos = SECOND // 500
+"""Time for each candidate, and a second at least, after which the next decision of a model is written whole, so that a
+run's pages know the workers' loads."""
 
 _encode = msgspec.json.Encoder(enc_hook=plain).encode
 
@@ -50,7 +51,8 @@ class DecisionSummaries:
         short, line = _bounded(summary(decision))
         last = self._whole.get(decision.model)
         drawn = xxhash.xxh3_64_intdigest(decision.request.encode()) < self._share() * 2.0**64
-        if last is not None and 0 <= decision.at - last < WHOLE_EVERY and not drawn:
+        apart = max(SECOND, WHOLE_EVERY * len(decision.candidates))
+        if last is not None and 0 <= decision.at - last < apart and not drawn:
             return line, line, True
         if not drawn:
             self._whole[decision.model] = decision.at

@@ -82,12 +82,12 @@ def probabilities(totals: Sequence[float], temperature: float) -> list[float]:
 def _cheapest(costs: Sequence[Cost], rng: random.Random) -> Selection:
     ties = cheapest_of(costs)
     equal = len(ties)
-    chosen = costs[ties[int(rng.random() * equal) if equal > 1 else 0]]
+    chosen = costs[int(ties[int(rng.random() * equal) if equal > 1 else 0])]
     if equal > 1:
         return Selection(chosen, f"{_price(chosen)}, drawn among {equal} equal ones")
     if len(costs) == 1:
         return Selection(chosen, f"{_price(chosen)}, the only candidate")
-    second, total = second_of(costs, ties[0])
+    second, total = second_of(costs, int(ties[0]))
     return Selection(chosen, f"{_price(chosen)}, the least of {len(costs)}; next {second} at {total:.1f}")
 
 

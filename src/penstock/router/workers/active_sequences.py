@@ -98,8 +98,8 @@ class PrefixUsers(Protocol):
         """... or one less."""
         ...
 
-    def shared(self, blocks: Any, place: Mapping[Target, int], loads: Mapping[Target, Any]) -> Column:
-        """Return how many leading blocks of a chain each target has in use, shape (targets,)."""
+    def shared(self, blocks: Any, place: Mapping[Target, int], loads: Mapping[Target, Any]) -> Column | int:
+        """Return how many leading blocks of a chain each target has in use, shape (targets,); 0 where none has any."""
         ...
 
 
@@ -126,8 +126,12 @@ class BlockUsers:
             if not heads:
                 del self._heads[head]
 
-    def shared(self, blocks: Sequence[int], place: Mapping[Target, int], loads: Mapping[Target, TargetLoad]) -> Column:
-        users = self._heads.get(blocks[0] if blocks else None, ())
+    def shared(
+        self, blocks: Sequence[int], place: Mapping[Target, int], loads: Mapping[Target, TargetLoad]
+    ) -> Column | int:
+        users = self._heads.get(blocks[0]) if blocks else None  # without blocks nothing is shared
+        if not users:
+            return 0
         return column_of({target: loads[target].shared(blocks) for target in users if target in place}, place)
 
 
@@ -199,8 +203,8 @@ class ActiveSequences:
         found.stale.clear()
         return found
 
-    def shared(self, columns: LoadColumns, blocks: Sequence[int]) -> Column:
-        """Return how many leading blocks of a prompt each target has in use.
+    def shared(self, columns: LoadColumns, blocks: Sequence[int]) -> Column | int:
+        """Return how many leading blocks of a prompt each target has in use; 0 where none has any.
 
         Cost: O(targets that use the first block); of runs, see `penstock.router.kv_index.runs.run_reach`.
         """

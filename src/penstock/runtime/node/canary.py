@@ -6,6 +6,7 @@ itself, so that it tests its own path to the worker.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ LOOKS = 4
 """Checks for idle workers per idle time, so that a canary comes at most a quarter late."""
 MISSES = 2
 """Misses in a row that cordon a worker; the next answer lifts it."""
+SENT_MAX = 20.0
+"""Canaries per second to workers that missed none: those of a large fleet come later."""
 RETRY_MAX = 5.0
 """Longest wait, in seconds, before a worker that missed is probed again."""
 
@@ -58,6 +61,8 @@ class Canary:
 
     def __init__(self, settings: CanarySettings, busy: Busy, cordon: Cordon, http: HttpSession | None = None) -> None:
         self._settings = settings
+        self._retry = min(RETRY_MAX, settings.idle)
+        """Seconds after which one that missed is asked again."""
         self._busy = busy
         self._cordon = cordon
         self._watched: dict[WorkerId, CanaryTarget] = {}
@@ -80,11 +85,12 @@ class Canary:
         if not self._settings.idle:
             return
         while True:
-            await asyncio.sleep(min(RETRY_MAX, self._settings.idle) / LOOKS)
+            await asyncio.sleep(self._retry / LOOKS)
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Send a canary to every worker that is due."""
+        """Send a canary to every worker that missed one, and to those that have been idle for longest."""
+        missed, idle = list[CanaryTarget](), list[CanaryTarget]()
         for worker, watched in self._watched.items():
             if watched.unfit or (watched.task is not None and not watched.task.done()):
                 continue
@@ -92,15 +98,16 @@ class Canary:
             if load is None:
                 continue
             running, ever = load
-            wait = self._settings.idle
-            if watched.misses:
-                wait = min(RETRY_MAX, wait)  # even with requests on it: only a probe shows when it is back
-            elif running or ever != watched.sent_before:
+            if not watched.misses and (running or ever != watched.sent_before):
                 watched.quiet_since = now
             watched.sent_before = ever
-            if now - watched.quiet_since >= wait:
-                watched.quiet_since = now
-                watched.task = asyncio.create_task(self._ask(watched), name=f"canary-{worker}")
+            # One that missed is asked even with requests on it: only a probe shows when it is back.
+            if now - watched.quiet_since >= (self._retry if watched.misses else self._settings.idle):
+                (missed if watched.misses else idle).append(watched)
+        idle.sort(key=lambda watched: watched.quiet_since)
+        for watched in missed + idle[: math.ceil(SENT_MAX * self._retry / LOOKS)]:
+            watched.quiet_since = now
+            watched.task = asyncio.create_task(self._ask(watched), name=f"canary-{watched.card.id}")
 
     def status(self, worker: WorkerId) -> CanaryStatus | None:
         """Return a worker's canary state for status; None where it is not watched."""

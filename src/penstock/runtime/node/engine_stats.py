@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import lease_of
@@ -27,6 +28,8 @@ log = logging.getLogger("penstock.stats")
 
 LOOKS = 8
 """Samples of the router's requests per window, for the estimates."""
+ASKED_MAX = 50
+"""Engines asked per second: each costs some 0.3 ms of CPU here. The windows of a larger fleet are longer."""
 READERS_MAX = 16
 """Readers that are remembered; the one idle for longest is forgotten."""
 
@@ -48,6 +51,10 @@ class _WatchedEngine:
     card: WorkerCard
     source: StepSource
     since: float
+    turn: int = 0
+    """In which it was asked last."""
+    pending: bool = False
+    """Whether its answer is on the way."""
     samples: list[LoadLook] = field(default_factory=list)
     last: StatsWindow | None = None
     expired: list[float] = field(default_factory=list)
@@ -81,6 +88,8 @@ class EngineStats:
         self._reader = reader
         self._priced = priced
         self._watched: dict[WorkerId, _WatchedEngine] = {}
+        self._asks = BackgroundTasks()
+        self._turns = 0
         self._readers: dict[str, None] = {}
         self._http = http or HttpSession()
 
@@ -89,7 +98,8 @@ class EngineStats:
         self.stop(card)
         if self._settings.interval:
             source = steps_of(card, self._http.session, self._reader)
-            self._watched[card.id] = _WatchedEngine(card, source, time.monotonic())
+            turn = self._turns - len(self._watched) % LOOKS  # those that join together are asked one after another
+            self._watched[card.id] = _WatchedEngine(card, source, time.monotonic(), turn=turn)
 
     def stop(self, card: WorkerCard) -> None:
         """Follow an engine no more."""
@@ -98,24 +108,30 @@ class EngineStats:
             watched.source.close()
 
     async def run(self) -> None:
-        """Read every engine once per interval, until cancelled."""
-        interval = self._settings.interval
-        if not interval:
-            return
-        while True:
-            for _ in range(LOOKS):
-                await asyncio.sleep(interval / LOOKS)
-                self.look()
-            await self.ask()
+        """Read every engine once per interval, a few at a time, until cancelled."""
+        pause = self._settings.interval / LOOKS
+        try:
+            while pause:
+                await asyncio.sleep(pause)
+                self.turn(math.ceil(ASKED_MAX * pause))
+        finally:
+            await self._asks.close()
 
-    def look(self) -> None:
-        """Take one sample of the router's placed requests."""
-        for worker, watched in self._watched.items():
-            watched.samples.append(self._look(worker))
+    def turn(self, most: int) -> None:
+        """Let the eighth part of a window pass: look at engines, and begin to ask those whose turn it is.
 
-    async def ask(self) -> None:
-        """End the window of every engine."""
-        await asyncio.gather(*(self._ask(watched) for watched in list(self._watched.values())))
+        Args:
+            most: engines that are asked in such a time; where there are more, their windows are longer.
+        """
+        engines = list(self._watched.values())
+        apart = max(1, round(len(engines) / LOOKS / most))  # looks are rarer where windows are longer
+        self._turns += 1
+        for watched in engines[self._turns % apart :: apart]:
+            watched.samples.append(self._look(watched.card.id))
+        due = [watched for watched in engines if watched.turn <= self._turns - LOOKS and not watched.pending]
+        for watched in sorted(due, key=lambda each: each.turn)[:most]:
+            watched.turn, watched.pending = self._turns, True
+            self._asks.spawn(self._ask(watched), f"passes-of-{watched.card.id}")
 
     def last(self, worker: WorkerId) -> StatsWindow | None:
         """Return the last window of an engine, or None where there is none yet."""
@@ -187,6 +203,8 @@ class EngineStats:
         except Exception:  # supervision boundary: one engine's bad answer must not end the statistics of all
             log.exception("the passes of %s could not be read", watched.card.id)
             steps = None
+        finally:
+            watched.pending = False
         now = time.monotonic()
         seconds, watched.since = now - watched.since, now
         if steps is None:

@@ -278,6 +278,8 @@ class FleetDriver:
         """Replica -> its work under way."""
         self._tasks = BackgroundTasks()
         self._watchers: set[asyncio.Event] = set()
+        self._revision = 0
+        """Revision of the fleet that watchers know of."""
         self._closing = False
         carriers: dict[type[Effect], Callable[[Any], object]] = {
             events.Spawn: lambda e: self._do(e.worker, partial(self._spawn, e), waits=True),
@@ -633,7 +635,9 @@ class FleetDriver:
             if self.fleet.state.pools[name].begun and self._recorded.get(name) != goal:
                 self._recorded[name] = goal
                 self.runner.record_replicas(template.component, goal, self._configured[name])
-        self._news()
+        if self._revision != self.fleet.revision:
+            self._revision = self.fleet.revision
+            self._news()
 
     def _news(self) -> None:
         for event in self._watchers:
