@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.engine.settings import Calibration
-from penstock.engine.timing.gpus import named
-from penstock.engine.timing.model_shape import shape_of
-from penstock.engine.timing.roofline_fit import (
+from bench.roofline.roofline_fit import (
     NAMES,
     START,
     MeasuredPoint,
@@ -16,6 +13,9 @@ from penstock.engine.timing.roofline_fit import (
     predicted,
     predicted_tpot,
 )
+from penstock.engine.settings import Calibration
+from penstock.engine.timing.gpus import named
+from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
 from tests.engine.models import LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B
