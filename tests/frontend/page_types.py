@@ -1,6 +1,6 @@
 """Types of the page's scripts: TypeScript declarations, derived from the structs that the page reads.
 
-``python -m penstock.frontend.openapi.page_types > src/penstock/page/browser/types.d.ts`` writes them; a test fails when
+``python -m tests.frontend.page_types > src/penstock/page/browser/types.d.ts`` writes them; a test fails when
 they are stale.
 """
 
@@ -26,7 +26,7 @@ ASKED = (
     "/admin/planner/decisions",
 )
 """Admin routes that the page asks."""
-HEAD = "// Made by `python -m penstock.frontend.openapi.page_types`; a test fails when it is stale.\n"
+HEAD = "// Made by `python -m tests.frontend.page_types`; a test fails when it is stale.\n"
 
 
 def declarations() -> str:
