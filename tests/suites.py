@@ -339,7 +339,7 @@ SUITES = (
     Suite(
         "double",
         DOUBLE,
-        subject=sources("testing/kubernetes"),
+        subject=("tests/doubles",),
         select="",
         workers=3,
         spread="loadfile",

@@ -12,13 +12,13 @@ from statistics import mean
 
 import numpy as np
 from points import Point
+from roofline_fit import MEASURED_UTILISATION, MeasuredPoint
 
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.kv_capacity import kv_blocks_of
 from penstock.engine.settings import Calibration, SimSettings
 from penstock.engine.timing.roofline import Roofline, RooflineTiming
-from penstock.engine.timing.roofline_fit import MEASURED_UTILISATION, MeasuredPoint
 from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation

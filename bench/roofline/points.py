@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from roofline_fit import MeasuredPoint
+
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import known_model
 from penstock.engine.timing.model_shape import ModelShape, shape_of
 from penstock.engine.timing.roofline import REQUEST_OVERHEAD
-from penstock.engine.timing.roofline_fit import MeasuredPoint
 from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.values import RequestShape
 

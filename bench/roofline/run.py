@@ -17,10 +17,10 @@ from statistics import median
 
 from closed_loop import Looped, closed_loop
 from points import Point, points_of
+from roofline_fit import START, PredictedPoint, fit, predicted
 from table import Row, as_setting, beside_of, constants, errors, page_with
 
 from penstock.engine.settings import Calibration
-from penstock.engine.timing.roofline_fit import START, PredictedPoint, fit, predicted
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from closed_loop import Looped
 from points import Point
+from roofline_fit import NAMES
 
 from penstock.engine.settings import Calibration
-from penstock.engine.timing.roofline_fit import NAMES
 from penstock.report.markdown import folded
 
 BEGIN, END = "<!-- begin table -->", "<!-- end table -->"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.planes.inproc_plane import InprocBus, InprocPlane
 from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.planes.zmq_forwarder import ForwardedPlane, Forwarder
 from penstock.adapters.planes.zmq_plane import ZmqPlane
@@ -229,19 +228,11 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteHarness]:
 
 class _Planes:
     def __init__(self) -> None:
-        self.planes: list[InprocPlane | NatsPlane | ZmqPlane] = []
+        self.planes: list[NatsPlane | ZmqPlane] = []
 
     async def close(self) -> None:
         for plane in self.planes:
             await plane.close()
-
-
-class InprocHarness(_Planes):
-    async def mesh(self, count: int, limit: int = 10_000) -> list[EventPlane]:
-        bus = InprocBus()
-        made = [InprocPlane(f"p{i}", bus, limit) for i in range(count)]
-        self.planes += made
-        return [*made]
 
 
 class ZmqHarness(_Planes):
@@ -293,7 +284,7 @@ class NatsHarness(_Planes):
         return [*made]
 
 
-PLANES = ["inproc", "zmq", "zmq with curve", "forwarder", "forwarder with curve", "nats", "signed nats"]
+PLANES = ["zmq", "zmq with curve", "forwarder", "forwarder with curve", "nats", "signed nats"]
 
 
 @pytest.fixture(params=PLANES)
@@ -301,9 +292,7 @@ async def planes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     kind = request.param
     secret = SECRET if kind.endswith("with curve") or kind.startswith("signed") else None
     harness: PlaneHarness
-    if kind == "inproc":
-        harness = InprocHarness()
-    elif kind.endswith("nats"):
+    if kind.endswith("nats"):
         harness = NatsHarness(request.getfixturevalue("nats"), tmp_path.name, secret)
     else:
         harness = (ForwardedHarness if kind.startswith("forwarder") else ZmqHarness)(secret)

@@ -214,7 +214,7 @@ async def test_a_watch_that_missed_what_etcd_has_forgotten_yields_the_difference
             await mine.delete("goes")
             await mine.put("changes", b"2")
             await client.get(b"x")
-            await client.compact(client.revision)
+            await client._call("kv/compaction", {"revision": client.revision})
             cable.cut()
             await watcher.until({"stays": b"1", "comes": b"2", "changes": b"2"})
             assert watcher.left == ["goes"]
@@ -313,7 +313,7 @@ async def test_a_lease_that_is_no_more_is_told_apart(client, tmp_path):
 async def test_a_watch_from_before_what_etcd_knows_says_so(client, tmp_path):
     for value in (b"1", b"2"):
         await client.put(f"{tmp_path.name}/k".encode(), value)
-    await client.compact(client.revision)
+    await client._call("kv/compaction", {"revision": client.revision})
     with pytest.raises(Compacted):
         async with aclosing(client.watch(tmp_path.name.encode(), 1)) as changes:
             async for _ in changes:

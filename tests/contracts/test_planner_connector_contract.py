@@ -36,7 +36,7 @@ from penstock.runtime.cluster_state.desired_state import (
 from penstock.runtime.planning.admin_api_connector import AdminApiConnector
 from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
 from penstock.runtime.planning.virtual_keys_access import VirtualClient, connect, keys_of
-from penstock.testing.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.api.api_server import ApiServer
 from tests.servers import Etcd
 
 WHY = (Reason(code="test", text="a test wants it"),)

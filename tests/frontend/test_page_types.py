@@ -4,9 +4,9 @@ import re
 
 import msgspec
 
-from penstock.frontend.openapi.page_types import ASKED, _type, declarations
 from penstock.page.page_file import BROWSER
 from penstock.page.page_schema import Chart
+from tests.frontend.page_types import ASKED, _type, declarations
 
 SCRIPTS = {path.name: path.read_text() for path in BROWSER.iterdir() if path.name.endswith(".js")}
 
@@ -20,7 +20,7 @@ class Given(msgspec.Struct):
 
 
 def test_the_declarations_are_fresh() -> None:
-    made = "python -m penstock.frontend.openapi.page_types > src/penstock/page/browser/types.d.ts"
+    made = "python -m tests.frontend.page_types > src/penstock/page/browser/types.d.ts"
     assert (BROWSER / "types.d.ts").read_text() == declarations(), f"run: {made}"
 
 

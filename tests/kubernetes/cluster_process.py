@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import skip_or_fail
+from tests.suites import ROOT
 
 
 class ClusterProcess(NamedTuple):
@@ -38,10 +39,10 @@ def running_cluster(folder: Path, **script: object) -> Iterator[ClusterProcess]:
     """Run a cluster with a script's fields."""
     need_namespaces()
     (folder / "script.json").write_text(json.dumps(whole(script)))
-    command = [sys.executable, "-m", "penstock.testing.kubernetes", "--folder", str(folder), "--kubelet"]
+    command = [sys.executable, "-m", "tests.doubles.kubernetes", "--folder", str(folder), "--kubelet"]
     command += ["--script", str(folder / "script.json")]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline() or "{}")

@@ -10,10 +10,10 @@ from pathlib import Path
 from lightkube import AsyncClient, KubeConfig
 
 from penstock.kernel.values import JsonObject
-from penstock.testing.kubernetes.api.api_server import ApiServer
-from penstock.testing.kubernetes.cluster_script import ClusterScript
-from penstock.testing.kubernetes.controllers.cluster_objects import ClusterObjects, deleting, timestamp
-from penstock.testing.kubernetes.controllers.controller_loop import run_controllers
+from tests.doubles.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.cluster_script import ClusterScript
+from tests.doubles.kubernetes.controllers.cluster_objects import ClusterObjects, deleting, timestamp
+from tests.doubles.kubernetes.controllers.controller_loop import run_controllers
 
 PATIENCE_S = 20.0
 

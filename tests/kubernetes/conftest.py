@@ -16,6 +16,7 @@ import pytest
 
 from tests.kubernetes.api_client import ApiClient
 from tests.kubernetes.programs import program
+from tests.suites import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +43,9 @@ class RunningApi(NamedTuple):
 @contextmanager
 def running_double(folder: Path, *options: str) -> Iterator[RunningApi]:
     """Run the double as a process."""
-    command = [sys.executable, "-m", "penstock.testing.kubernetes", "--folder", str(folder), *options]
+    command = [sys.executable, "-m", "tests.doubles.kubernetes", "--folder", str(folder), *options]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline() or "{}")

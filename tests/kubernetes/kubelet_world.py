@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock.kernel.values import JsonObject
-from penstock.testing.kubernetes.api.api_server import ApiServer
-from penstock.testing.kubernetes.cluster_double import ClusterDouble
-from penstock.testing.kubernetes.cluster_script import ClusterScript
-from penstock.testing.kubernetes.controllers.owned_pods import condition
-from penstock.testing.kubernetes.kubelet.pod_network import PodNetwork
+from tests.doubles.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.cluster_double import ClusterDouble
+from tests.doubles.kubernetes.cluster_script import ClusterScript
+from tests.doubles.kubernetes.controllers.owned_pods import condition
+from tests.doubles.kubernetes.kubelet.pod_network import PodNetwork
 
 PATIENCE_S = 60.0
 

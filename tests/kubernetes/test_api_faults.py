@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from penstock.testing.kubernetes.api.api_faults import ApiFault
-from penstock.testing.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.api.api_faults import ApiFault
+from tests.doubles.kubernetes.api.api_server import ApiServer
 from tests.kubernetes.api_client import ApiClient
 from tests.kubernetes.conftest import RunningApi
 

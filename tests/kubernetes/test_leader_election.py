@@ -10,8 +10,8 @@ pytest.importorskip("lightkube")
 from lightkube import AsyncClient, KubeConfig
 
 from penstock.runtime.operator.leader_election import LEASE_SECONDS, RENEW_WITHIN, LeaderElection
-from penstock.testing.kubernetes.api.api_faults import ApiFault
-from penstock.testing.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.api.api_faults import ApiFault
+from tests.doubles.kubernetes.api.api_server import ApiServer
 
 
 class Clock:

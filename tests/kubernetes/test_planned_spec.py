@@ -15,8 +15,8 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.operator.cluster_spec import read_spec
 from penstock.runtime.operator.planned_spec import waits_for_approval, with_plan
-from penstock.testing.kubernetes.api.api_faults import ApiFault
-from penstock.testing.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.api.api_faults import ApiFault
+from tests.doubles.kubernetes.api.api_server import ApiServer
 
 NOBODY = cast("AsyncClient", None)
 LINES: JsonObject = {

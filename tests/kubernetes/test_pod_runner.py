@@ -20,8 +20,8 @@ from penstock.kernel.values import JsonObject
 from penstock.runtime.operator import engine_pod, pod_runner
 from penstock.runtime.operator.pod_runner import PodPlan, PodRunner
 from penstock.runtime.operator.pod_states import end_of, lack_of
-from penstock.testing.kubernetes.api.api_faults import ApiFault
-from penstock.testing.kubernetes.api.api_server import ApiServer
+from tests.doubles.kubernetes.api.api_faults import ApiFault
+from tests.doubles.kubernetes.api.api_server import ApiServer
 
 CLUSTER: JsonObject = {"metadata": {"name": "demo", "namespace": "default", "uid": "u-1", "generation": 1}}
 SETTINGS = SuperviseSettings(stop_grace=1.0, drain_timeout=1.0)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.kernel.values import JsonObject
-from penstock.testing.kubernetes.cluster_script import ClusterScript, ScriptedNode, own_image
+from tests.doubles.kubernetes.cluster_script import ClusterScript, ScriptedNode, own_image
 from tests.kubernetes.cluster_process import need_namespaces
 from tests.kubernetes.kubelet_world import KubeletWorld, kubelet_world
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.kubernetes.kubelet.pod_network import PodNetwork
+from tests.doubles.kubernetes.kubelet.pod_network import PodNetwork
 from tests.kubernetes.cluster_process import need_namespaces
 from tests.picker.envoy import envoy_stand
 

@@ -26,7 +26,6 @@ from penstock.planner.settings import PlannerSettings
 from penstock.router.events import Decision
 from penstock.router.settings import CostSettings, MigrationSettings, RouterSettings
 from penstock.router.status import status_row
-from penstock.simulate.scale_policy import ScheduledSteps
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp
 from penstock.traffic.sessions import Sessions
@@ -348,6 +347,18 @@ def test_closed_loop_sessions_wait_for_their_answers() -> None:
             pause = think[record.session, record.turn]
             assert record.arrival == pytest.approx(ended[record.session] + (pause or 0.0), abs=1e-6)
         ended[record.session] = record.arrival + record.e2e
+
+
+class ScheduledSteps:
+    """So many workers of a pool from a given second on."""
+
+    def __init__(self, pool: str, steps: Mapping[float, int]) -> None:
+        self._pool = pool
+        self._steps = sorted(steps.items())
+
+    def decide(self, observation: Observation) -> Mapping[str, int] | None:
+        due = [count for at, count in self._steps if at <= observation.at]
+        return {self._pool: due[-1]} if due else None
 
 
 def test_a_policy_is_told_what_happened_and_gets_what_it_asks_for() -> None:

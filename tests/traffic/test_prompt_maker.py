@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from penstock.kernel.hashing import block_hashes
 from penstock.traffic.hit_rate_bound import InfiniteCache, infinite_cache_bound
 from penstock.traffic.prompt_maker import PromptMaker
-from penstock.traffic.traffic_request import TrafficRequest, shared_tokens
+from penstock.traffic.traffic_request import TrafficRequest
+from tests.traffic.shared_tokens import shared_tokens
 
 
 def request(ids: list[int], isl: int, size: int) -> TrafficRequest:

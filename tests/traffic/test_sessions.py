@@ -90,14 +90,6 @@ def test_after_a_long_gap_a_turn_is_due_by_the_clock() -> None:
     assert unknown.next("a", 1005.0).at == 1008.0  # type: ignore[union-attr]
 
 
-def test_a_session_that_is_given_up_is_forgotten() -> None:
-    sessions = Sessions([turn(0, "a"), turn(1, "a", 1, 1.0)])
-    list(sessions)
-    sessions.drop("a")
-    sessions.drop("a")
-    assert (sessions.open, sessions.next("a", 3.0)) == (0, None)
-
-
 def test_the_gap_is_above_nothing() -> None:
     with pytest.raises(ValueError, match="gap"):
         Sessions([], gap=0.0)

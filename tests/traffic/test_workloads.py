@@ -15,8 +15,9 @@ from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
 from penstock.traffic.planned_sessions import Form
 from penstock.traffic.prompt_maker import PromptMaker
-from penstock.traffic.traffic_request import TrafficRequest, shared_tokens
+from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Coding, Name, Plain, plain, workload
+from tests.traffic.shared_tokens import shared_tokens
 
 KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.testing.transfer_contract import fill
 from penstock.transfer.backends import byte_copies
 from penstock.transfer.descriptors import MemoryRegion
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_backend import TransferBackend
+from tests.transfer.transfer_contract import fill
 
 
 class MemoryHarness:

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.testing.block_store_contract import PATIENCE, block, empty, outcomes, payload_of, written
-from penstock.testing.faulty_files import FaultyFiles, FileFault
 from penstock.transfer.storage import io_threads
 from penstock.transfer.storage.block_store import BlockIo
 from penstock.transfer.storage.disk_store import THREADS_PER_FILE, DiskStore
@@ -25,6 +23,8 @@ from penstock.transfer.storage.record_header import SECTOR, SIZE
 from penstock.transfer.storage.slab_file import FileCalls
 from tests.conftest import skip_or_fail
 from tests.depth import deep
+from tests.transfer.block_store_contract import PATIENCE, block, empty, outcomes, payload_of, written
+from tests.transfer.faulty_files import FaultyFiles, FileFault
 
 SIZE_OF_BLOCK = 16384
 SLOTS = 16

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends import file_backend
 from penstock.transfer.backends.file_backend import FileBackend
 from penstock.transfer.descriptors import MemoryRegion, TransferPiece
@@ -18,6 +17,7 @@ from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_backend import Direction
 from penstock.transfer.transfer_status import TransferState, TransferStatus
 from tests.transfer.memory_harness import FolderHarness
+from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 
 
 class FileHarness(FolderHarness):

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
-from penstock.testing.transfer_contract import pair_of
 from penstock.transfer.backends.memcpy_backend import MemcpyBackend
 from tests.transfer.memory_harness import MemoryHarness
+from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
+from tests.transfer.transfer_contract import pair_of
 
 
 @pytest.fixture

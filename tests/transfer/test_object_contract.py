@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends.object_backend import ObjectBackend
 from penstock.transfer.descriptors import MemoryRegion
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_status import TransferState, TransferStatus
 from tests.transfer.memory_harness import MemoryHarness
 from tests.transfer.object_servers import BUCKET, s3_server
+from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 
 obstore = pytest.importorskip("obstore")
 NUMBERS = itertools.count()

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from penstock.testing.block_store_contract import block
 from penstock.transfer.storage.record_header import (
     KEY_MAX,
     SECTOR,
@@ -15,6 +14,7 @@ from penstock.transfer.storage.record_header import (
     pack_header,
     parse_header,
 )
+from tests.transfer.block_store_contract import block
 
 numbers = st.integers(0, 2**64 - 1)
 keys = st.binary(max_size=KEY_MAX)

@@ -13,8 +13,6 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
-from penstock.testing.transfer_contract import pair_of
 from penstock.transfer.agent_metadata import decode_metadata
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.descriptors import Descriptor
@@ -22,6 +20,8 @@ from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_status import TransferRefused, TransferState, TransferStatus
 from tests.transfer.memory_harness import MemoryHarness
+from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
+from tests.transfer.transfer_contract import pair_of
 
 SIZE = 8 << 20
 PEER = """

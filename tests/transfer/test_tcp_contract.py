@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.testing.transfer_contract import *  # noqa: F403 - the suite
 from penstock.transfer.backends.tcp_backend import TcpBackend
 from penstock.transfer.tcp.tcp_stream import TcpStream
 from tests.transfer.memory_harness import MemoryHarness
+from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 
 
 class TcpHarness(MemoryHarness):

@@ -65,10 +65,7 @@ def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
     wrong = replayed.mismatch
     if wrong is None and replayed.records:
         which = "every event that could be read" if replayed.problems else "every event"
-        what = (
-            "decisions again; effects of an earlier release have other fields" if replayed.earlier else "effects again"
-        )
-        lines.append(f"{which} came to the same {what}")
+        lines.append(f"{which} came to the same effects again")
     elif wrong is not None:
         lines += [
             f"record {wrong.sequence} of {wrong.router} ({wrong.segment}), {wrong.at / 1e9:.6f} s after its start:",

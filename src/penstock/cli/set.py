@@ -11,6 +11,7 @@ from penstock.cli.shared.output import json_option, show, table
 from penstock.cli.shared.waiting import wait_for, wait_options
 from penstock.frontend.admin.settings_answers import KnobValue, LiveSettings, SettingsSet
 from penstock.kernel.plurals import counted
+from penstock.runtime.records.change_log import value_text
 
 EPILOG = """\b
 Examples:
@@ -34,7 +35,7 @@ def command(client: AdminClient, values: tuple[str, ...], patience: float | None
     if not values:
         state = client.get("/admin/settings", LiveSettings)
         rows = [
-            [key, _shown(value), f"was {_shown(state.changed[key].start)}" if key in state.changed else ""]
+            [key, value_text(value), f"was {value_text(state.changed[key].start)}" if key in state.changed else ""]
             for key, value in state.settings.items()
         ]
         show(as_json, state, table(("KEY", "VALUE", "AT THE START"), rows))
@@ -47,9 +48,9 @@ def command(client: AdminClient, values: tuple[str, ...], patience: float | None
         )
         frontends = len(after.frontends)
     changes = accepted.changed.items()
-    lines = [f"{key}: {_shown(change.old)} -> {_shown(change.new)}" for key, change in changes]
+    lines = [f"{key}: {value_text(change.old)} -> {value_text(change.new)}" for key, change in changes]
     same = accepted.values.keys() - accepted.changed.keys()
-    lines += [f"{key} was {_shown(accepted.values[key])} already." for key in same]
+    lines += [f"{key} was {value_text(accepted.values[key])} already." for key in same]
     if frontends is not None and accepted.changed:
         lines.append(f"{'All ' if frontends > 1 else ''}{counted(frontends, 'frontend')} took it.")
     show(as_json, {**asdict(accepted), "frontends": frontends}, "\n".join(lines))
@@ -63,12 +64,6 @@ def _pair(text: str) -> tuple[str, str]:
     key = key.strip()
     # A name that clients ask for is as it is; of knobs, both spellings are right.
     return key if key.startswith("names.") else key.replace("-", "_"), value.strip()
-
-
-def _shown(value: KnobValue) -> str:
-    if value is None:
-        return "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _missing(state: LiveSettings, values: Mapping[str, KnobValue]) -> str | None:

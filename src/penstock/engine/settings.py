@@ -15,7 +15,7 @@ Pulling = Literal["full_prompt", "missing"]
 
 
 class Calibration(Settings, frozen=True, kw_only=True):
-    """What a data sheet does not say of passes; `penstock.engine.timing.roofline_fit` fits these to measurements.
+    """What a data sheet does not say of passes; `bench/roofline` fits these to measurements.
 
     The defaults are what `bench/roofline/run.py` fitted, through the engine, to points measured on GPUs with HBM.
     """

@@ -70,11 +70,6 @@ def digest_of(effects: object) -> int:
     return xxhash.xxh3_64_intdigest(_digested(effects))
 
 
-def packed_record(sequence: int, now: Nanos, machine: str, event: object, effects: object, placed: Placed) -> bytes:
-    """Return one event that a machine took, with its effects, as a record."""
-    return packed(Record(sequence, now, machine, msgspec.Raw(packed(event)), digest_of(effects), placed))
-
-
 class MachineBook:
     """Encodes one machine's journal.
 
@@ -116,7 +111,9 @@ class MachineBook:
 
     def record(self, sequence: int, now: Nanos, event: Event, effects: Sequence[Effect]) -> bytes:
         """Return one event with its effects as a record."""
-        return packed_record(sequence, now, self._name, event, effects, self._placed(effects))
+        return packed(
+            Record(sequence, now, self._name, msgspec.Raw(packed(event)), digest_of(effects), self._placed(effects))
+        )
 
 
 def frame(payload: bytes) -> bytes:

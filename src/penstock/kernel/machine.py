@@ -111,9 +111,3 @@ def check_version(snapshot: Snapshot, version: int, machine: str) -> None:
             f"a snapshot of {machine} has version {written}, and this release reads {version}: "
             "read it with the release that wrote it"
         )
-
-
-def filled(saved: Snapshot, fresh: Snapshot) -> Snapshot:
-    """Return what an earlier version wrote, with the parts that it did not have as a new machine has them."""
-    both = [name for name, part in saved.items() if isinstance(part, dict) and isinstance(fresh.get(name), dict)]
-    return {**fresh, **saved, **{name: filled(saved[name], fresh[name]) for name in both}}

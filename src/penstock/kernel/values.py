@@ -24,6 +24,7 @@ TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 TIERS_LABEL = "kv_tiers"
 """Label of the card of a worker below which there are KV tiers; its value is their eviction order."""
 
+S = TypeVar("S", bound=msgspec.Struct)
 Tokens_co = TypeVar("Tokens_co", bound=float | None, covariant=True)
 """Tokens: int of one request, float of a mean, with None where they may be unknown."""
 
@@ -49,7 +50,16 @@ class PoolKey(msgspec.Struct, frozen=True, order=True):
         return ":".join(part for part in (self.model, self.role, self.variant) if part)
 
 
-class EngineLimits(msgspec.Struct, Generic[Tokens_co], frozen=True, kw_only=True):
+class PartlyKnown(msgspec.Struct, frozen=True):
+    """Values of which some may be unknown: None."""
+
+    def filled(self, weaker: S) -> S:
+        """Return these values, with unknown ones taken from others of the same kind."""
+        known = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        return msgspec.structs.replace(weaker, **known)
+
+
+class EngineLimits(PartlyKnown, Generic[Tokens_co], frozen=True, kw_only=True):
     """What one rank of an engine has room for; None is unknown.
 
     Units: tokens of a pass, sequences at once, tokens of KV. ``max_model_len``: tokens of a request.
@@ -59,11 +69,6 @@ class EngineLimits(msgspec.Struct, Generic[Tokens_co], frozen=True, kw_only=True
     max_num_seqs: Tokens_co
     kv_tokens: Tokens_co
     max_model_len: int | None = None
-
-    def filled(self, weaker: "EngineLimits[int]") -> "EngineLimits[int]":
-        """Return these limits, with unknown ones taken from others."""
-        known = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
-        return msgspec.structs.replace(weaker, **known)
 
     @property
     def none(self) -> bool:
@@ -238,7 +243,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return sum(replica.asleep for replica in self.replicas or ())
 
 
-class RequestShape(msgspec.Struct, Generic[Tokens_co], frozen=True):
+class RequestShape(PartlyKnown, Generic[Tokens_co], frozen=True):
     """One request, or the mean of many: tokens of prompt (``isl``) and output (``osl``), share of the prompt from cache
     (0..1), tokens per speculated step. None is unknown."""
 
@@ -246,11 +251,6 @@ class RequestShape(msgspec.Struct, Generic[Tokens_co], frozen=True):
     osl: Tokens_co
     hit_rate: float | None = None
     accept_length: float | None = None
-
-    def filled(self, weaker: "RequestShape[Tokens_co]") -> "RequestShape[Tokens_co]":
-        """Return this shape, with its unknown values taken from another."""
-        known = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
-        return msgspec.structs.replace(weaker, **known)
 
 
 UNKNOWN_SHAPE: RequestShape[float | None] = RequestShape(None, None)

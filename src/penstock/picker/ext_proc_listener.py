@@ -51,9 +51,9 @@ class HealthCall:
 class ExtProcListener:
     """The server of one picker process."""
 
-    def __init__(self, picker: Picker, objectives: Objectives | None = None) -> None:
+    def __init__(self, picker: Picker) -> None:
         self.picker = picker
-        self.objectives = objectives or Objectives(pool_of(picker.service.settings))
+        self.objectives = Objectives(pool_of(picker.service.settings))
         self.address = ""
         """``host:port`` once it listens."""
         self.connections: set[Http2Connection] = set()

@@ -124,8 +124,6 @@ class Replayed:
     """Parts that could not be read, each with its start."""
     unread: list[str] = field(default_factory=list)
     """Journals of which no event could be replayed: nothing is known of their decisions."""
-    earlier: bool = False
-    """Whether a part is of an earlier version, whose effects have other fields: of it decisions alone are compared."""
     whole: Comparison = field(default_factory=Comparison)
     others: list[Other] = field(default_factory=list)
     """The first decisions that would have been different."""
@@ -155,7 +153,6 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
     machine: Machine | None = None
     kind = KINDS[router_journal.KIND]
     what_if: WhatIf | None = None
-    earlier = False
     expected = -1
     for segment in segments:
         frames = Frames(_bytes(segment))
@@ -169,8 +166,6 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
                     replayed.problems.append(f"{segment}: records {expected} to {header.sequence - 1} are missing")
                 kind = KINDS[header.kind]
                 machine = kind.machine(header)
-                earlier = header.snapshot["version"] != machine.snapshot()["version"]
-                replayed.earlier |= earlier
                 changes = overrides if header.kind == router_journal.KIND else []
                 what_if = WhatIf(header, *_changed(header, overrides)) if changes else None
                 expected = header.sequence
@@ -189,7 +184,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
             except (ValueError, KeyError) as error:
                 replayed.problems.append(f"{segment}: record {expected} is of another version: {error!r}")
                 break
-            effects = _step(kind, header, machine, record, event, segment, replayed, earlier)
+            effects = _step(kind, header, machine, record, event, segment, replayed)
             if effects is None:
                 return
             if what_if is not None and isinstance(machine, Router):
@@ -210,7 +205,6 @@ def _step(
     event: Event,
     segment: Path,
     replayed: Replayed,
-    earlier: bool,
 ) -> Sequence[Effect] | None:
     """Let the machine handle one record's event; None where the result differs."""
     effects = machine.handle(record.now, event)
@@ -219,7 +213,7 @@ def _step(
         replayed.decisions += len(record.placed)
     replayed.first = record.now if replayed.first is None else min(replayed.first, record.now)
     replayed.last = record.now if replayed.last is None else max(replayed.last, record.now)
-    if digest_of(effects) == record.digest or (earlier and kind.placed(effects) == record.placed):
+    if digest_of(effects) == record.digest:
         return effects
     replayed.mismatch = Mismatch(
         kind=header.kind,

@@ -13,7 +13,6 @@ from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import (
     HandoffProtocol,
-    JsonObject,
     KvEvent,
     MediaItem,
     Prompt,
@@ -578,16 +577,3 @@ class OperatorNote(Effect, frozen=True, kw_only=True):
     kind: str
     text: str
     fields: dict[str, Any] = {}
-
-
-def of_earlier(event: JsonObject) -> JsonObject:
-    """Return an event that an earlier release wrote in a journal or snapshot, as this one has it.
-
-    Raises:
-        ValueError: it says too little: media were a number once, without what tells one from another.
-    """
-    if isinstance(media := event.get("media"), int):
-        if media:
-            raise ValueError(f"a request with {media} media of an earlier release can't be read: nothing names them")
-        return {**event, "media": ()}
-    return event

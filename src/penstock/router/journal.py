@@ -9,16 +9,14 @@ import msgspec
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.journal_frames import Header, MachineBook, Record
-from penstock.kernel.machine import Effect, Event, Snapshot, filled
+from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
-from penstock.router.events import Arrived, Dispatch, Failed, of_earlier
+from penstock.router.events import Arrived, Dispatch, Failed
 from penstock.router.prompt_forms import FORMS, PromptForm
-from penstock.router.router import HANDLERS, SNAPSHOT_VERSION, Router
+from penstock.router.router import HANDLERS, Router
 from penstock.router.settings import RouterSettings
 
 KIND = "router"
-EARLIER_VERSIONS = (SNAPSHOT_VERSION - 2, SNAPSHOT_VERSION - 1)
-"""Of snapshots that are read as well: the releases before this one wrote them."""
 PER_EXACT, PER_GUESSED = 3e-8, 2e-6
 """Seconds to write down a block of the exact index, and one of routing history."""
 
@@ -60,24 +58,13 @@ def event_of(record: Record, form: PromptForm) -> Event:
     Raises:
         ValueError: it is no event of a router.
     """
-    try:
-        event: Event = _decode_event(record.event)
-    except msgspec.ValidationError:
-        event = msgspec.convert(of_earlier(msgspec.msgpack.decode(record.event)), reduce(or_, HANDLERS))
+    event: Event = _decode_event(record.event)
     if isinstance(event, Arrived):
         return msgspec.structs.replace(event, prompt=form.prompt(event.prompt))
     if isinstance(event, Failed) and event.resume is not None:
         resume = msgspec.structs.replace(event.resume, prompt=form.prompt(event.resume.prompt))
         return msgspec.structs.replace(event, resume=resume)
     return event
-
-
-def _of_earlier(snapshot: Snapshot, router: Router) -> Snapshot:
-    """Return the snapshot of an earlier version as this one has it, with the new parts of a new router."""
-    router.settings = msgspec.convert(snapshot["settings"], RouterSettings)
-    pools = {model: filled(saved, router.make_pool(model).snapshot()) for model, saved in snapshot["pools"].items()}
-    requests = [{**raw, "event": of_earlier(raw["event"])} for raw in snapshot["requests"]]
-    return {**snapshot, "version": SNAPSHOT_VERSION, "pools": pools, "requests": requests}
 
 
 def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo | None = None) -> Router:
@@ -97,7 +84,7 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     started = msgspec.convert(made["settings"], RouterSettings) if settings is None else settings
     router = Router(started, name=header.machine, shared=made["shared"], form=FORMS[made["form"]])
     try:
-        router.restore(_of_earlier(snapshot, router) if snapshot["version"] in EARLIER_VERSIONS else snapshot)
+        router.restore(snapshot)
     except (KeyError, TypeError, InvariantError) as error:
         raise ValueError(f"the header's state is none of this version's: {error!r}") from error
     return router

@@ -565,9 +565,8 @@ class ModelPool:
         self.queue.restore(state["queue"])
         self.affinity.restore(state["affinity"])
         self.adapters.restore(state["adapters"])
-        if "habits" in state:  # snapshots of before have none
-            self.habits.restore(state["habits"])
-        self.tier_costs.restore(state.get("tier_costs", {}))
+        self.habits.restore(state["habits"])
+        self.tier_costs.restore(state["tier_costs"])
         self.placements = Counter(state["placements"])
         for index, saved in (
             (self.exact, state["exact"]),
@@ -583,9 +582,9 @@ class ModelPool:
         self.fit = LineFit.load(state["fit"])
         self.bring = LineFit.load(state["bring"])
         self.roles = Counter(state["roles"])
-        self.seats = state.get("seats", 0)  # earlier snapshots have none
-        self.paired = state.get("paired", 0)  # nor these
-        self.links = {(one, other): LinkFault(*fault) for one, other, *fault in state.get("links", ())}
+        self.seats = state["seats"]
+        self.paired = state["paired"]
+        self.links = {(one, other): LinkFault(*fault) for one, other, *fault in state["links"]}
         self._set_limits()
         self._weigh_roles()
         self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])

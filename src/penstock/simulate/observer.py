@@ -11,17 +11,12 @@ from penstock.simulate.simulation_plan import SimulationPlan
 
 
 class Observer:
-    """Observe a fleet, as a client of its engines does. Each planner or policy has its own.
+    """Observe a fleet, as a client of its engines does: it takes the engines' windows, which only one can."""
 
-    Args:
-        asks_engines: whether this observer takes the engines' windows: only one can.
-    """
-
-    def __init__(self, plan: SimulationPlan, fleet: SimulatedFleet, *, asks_engines: bool = True) -> None:
+    def __init__(self, plan: SimulationPlan, fleet: SimulatedFleet) -> None:
         self.counts = RequestCounts()
         self._plan = plan
         self._fleet = fleet
-        self._asks = asks_engines
         self._at: Nanos = 0
         self._reported: set[int] = set()
         """Places in the fleet's ``lives`` of workers whose start-up was reported."""
@@ -69,11 +64,10 @@ class Observer:
 
     def _engine(self, worker: SimulatedWorker, now: Nanos) -> EngineState:
         engine, card = worker.engine, worker.card
-        steps = engine.take_stats(now) if self._asks else None
         return EngineState(
             worker=card.id,
             role=card.role,
-            steps=steps,
+            steps=engine.take_stats(now),
             running=engine.running,
             waiting=engine.waiting,
             queued_prefill_tokens=engine.waiting_prefill_tokens,

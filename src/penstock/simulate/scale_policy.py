@@ -17,21 +17,3 @@ class ScalePolicy(Protocol):
         start-up time. It must not read a clock: the same ``observation`` must lead to the same answer.
         """
         ...
-
-
-class ScheduledSteps:
-    """The plainest policy: so many workers from a given second on.
-
-    Args:
-        pool: whose workers.
-        steps: second of the run -> workers.
-    """
-
-    def __init__(self, pool: str, steps: Mapping[float, int]) -> None:
-        self._pool = pool
-        self._steps = sorted(steps.items())
-
-    def decide(self, observation: Observation) -> Mapping[str, int] | None:
-        """Return the last step that has come."""
-        due = [count for at, count in self._steps if at <= observation.at]
-        return {self._pool: due[-1]} if due else None

@@ -71,10 +71,6 @@ class PromptMaker:
             parts[-1] = msgspec.json.encode(blocks[-1][0][:rest])[1:-1]
         return b"[" + b",".join(parts) + b"]"
 
-    def block(self, hash_id: int, size: int) -> list[int]:
-        """Return the tokens of one block, shape (size,)."""
-        return list(self._blocks([hash_id], size)[0][0])
-
     def _blocks(self, ids: Sequence[int], size: int) -> list[tuple[list[int], bytes]]:
         """Return (tokens, JSON text without brackets) of each block; those that are not kept are made in one go."""
         cache = self._cache

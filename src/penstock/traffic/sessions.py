@@ -99,10 +99,6 @@ class Sessions:
             return replace(turn, at=max(turn.at, ended_at))
         return replace(turn, at=ended_at + (planned if turn.think is None else turn.think))
 
-    def drop(self, session: str) -> None:
-        """Forget a session that is given up: the turns of it that were read so far are left out."""
-        self._open.pop(session, None)
-
     def _read(self) -> bool:
         """Take one request from the source; False at its end."""
         request = next(self._source, None)

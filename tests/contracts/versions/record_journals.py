@@ -1,9 +1,9 @@
-"""Journals of a short run, and the snapshot of a router amid a request, as a version writes them.
+"""Journals of a short run, which today's machines are to repeat effect by effect.
 
-usage: PYTHONPATH=CODE/src python record_journals.py FOLDER
+usage: PYTHONPATH=src python tests/contracts/versions/record_journals.py
 
-It runs under the code of a version, as `record_messages.py` does, with that code in a folder whose name may be read by
-all; its files are made once each, and go with the version's JSON.
+The files in data/journals are made again where a router's or fleet's snapshot gets another version, or its effects
+other fields: never to silence a decision that came out differently.
 """
 
 import json
@@ -17,9 +17,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from penstock.kernel.journal_frames import Frames, packed, read_header, read_record
-from penstock.router.journal import event_of, router_of
-
+TARGET = Path(__file__).parent / "data/journals"
 WORDS = ["--frontend.port", "0", "--set", "models.sim.pools.main.replicas=2", "--set", "engine_stats.interval=0"]
 
 
@@ -47,27 +45,13 @@ def run(folder: str) -> Path:
     return next(Path(folder, "runs").glob("*/journal"))
 
 
-def snapshot(segment: Path) -> bytes:
-    """Return the last snapshot of a journal's router in which a request is open."""
-    frames = list(Frames(segment.read_bytes()))
-    router, last = router_of(read_header(frames[0])), b""
-    for payload in frames[1:]:
-        record = read_record(payload)
-        router.handle(record.now, event_of(record, router.form))
-        if router.requests:
-            last = packed(router.snapshot())
-    return last
-
-
-def main(target: Path) -> None:
-    target.mkdir(parents=True)
+def main() -> None:
+    TARGET.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         journals = run(folder)
         for machine in ("frontend-0", "fleet"):
-            segment = next(journals.glob(f"{machine}*/000000"))
-            shutil.copy(segment, target / f"{machine}.journal")
-        (target / "router.snapshot").write_bytes(snapshot(target / "frontend-0.journal"))
+            shutil.copy(next(journals.glob(f"{machine}*/000000")), TARGET / f"{machine}.journal")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -4,8 +4,7 @@ usage: PYTHONPATH=CODE/src python record_messages.py VERSION > data/VERSION.json
 
 It runs under the code of a version (`git archive COMMIT src | tar -x -C CODE`), so it imports nothing but that code and
 msgspec. The files in data/ were made so, once each; an earlier version never changes, so they are not made again. At a
-release, make its file, and its journals by `record_journals.py`, and delete the oldest: `test_wire_contract.py` and
-`test_earlier_journals.py` hold today's code to those that are there.
+release, make its file, and delete the oldest: `test_wire_contract.py` holds today's code to those that are there.
 """
 
 import base64

@@ -19,6 +19,7 @@ import yaml
 
 from penstock.adapters.engine_ports import free_port
 from penstock.kernel.values import JsonObject
+from tests.suites import ROOT
 
 CRDS = Path(__file__).parents[3] / "deploy/helm/penstock/files/crds"
 PATIENCE = 60.0
@@ -221,10 +222,10 @@ class Load(threading.Thread):
 def operator_cluster(folder: Path, kubectl: Path) -> Iterator[OperatorCluster]:
     """Start a cluster with our resources and one operator."""
     (folder / "script.json").write_text(json.dumps(SCRIPT))
-    command = [sys.executable, "-m", "penstock.testing.kubernetes", "--kubelet", "--folder", str(folder / "cluster")]
+    command = [sys.executable, "-m", "tests.doubles.kubernetes", "--kubelet", "--folder", str(folder / "cluster")]
     with (folder / "cluster.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--script", str(folder / "script.json")], stdout=subprocess.PIPE, stderr=log, text=True
+            [*command, "--script", str(folder / "script.json")], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True
         )
     cluster = OperatorCluster(folder, kubectl)
     try:

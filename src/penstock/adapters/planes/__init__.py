@@ -1,1 +1,1 @@
-"""Event planes: publish and subscribe between Penstock's own processes, in process, over ZMQ or over NATS."""
+"""Event planes: publish and subscribe between Penstock's own processes, over ZMQ or NATS."""

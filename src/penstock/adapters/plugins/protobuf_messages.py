@@ -142,3 +142,8 @@ def _readable(method: Method, name: str) -> Method:
         return await method(question, context)
 
     return answer
+
+
+def text_metadata(context: Any) -> dict[str, str]:
+    """Return a call's metadata without binary values, as headers are."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

@@ -12,7 +12,7 @@ from penstock.adapters.plugins.plugin_address import address_of, check_reachable
 from penstock.adapters.plugins.plugin_calls import PluginCalls, PluginUnreachable
 from penstock.adapters.plugins.plugin_tokens import PluginTokens
 from penstock.adapters.plugins.protobuf_convert import ConversionError, fill
-from penstock.adapters.plugins.protobuf_messages import PROTOCOL, handler_of, message, need_grpc
+from penstock.adapters.plugins.protobuf_messages import PROTOCOL, handler_of, message, need_grpc, text_metadata
 from penstock.adapters.plugins.stage_messages import spec_message, spec_of
 from penstock.planner.events import PluginAlive, PluginLeft, PluginRegistered
 from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
@@ -85,7 +85,7 @@ class RegistryService:
     async def _register(self, request: Any, context: Any) -> Any:
         reply = message("RegisterReply")
         try:
-            session = await self._accept(request, _metadata(context))
+            session = await self._accept(request, text_metadata(context))
         except RegistrationDenied as error:
             self._refused(error.code)
             return reply(accepted=False, reject_code=error.code, reject_text=str(error), protocol_version=PROTOCOL)
@@ -174,7 +174,7 @@ class RegistryService:
         return message("UnregisterReply")(known=known)
 
     async def _list(self, _: Any, context: Any) -> Any:
-        if not self._tokens.allows_any(_metadata(context)):
+        if not self._tokens.allows_any(text_metadata(context)):
             await context.abort(need_grpc().StatusCode.UNAUTHENTICATED, "no plugin has that token")
         reply = message("ListReply")()
         for seat in self._seats().values():
@@ -195,9 +195,5 @@ class RegistryService:
     def _is(self, request: Any, context: Any) -> bool:
         """Return whether a call comes from the newest registration of its id."""
         session = self._sessions.get(request.id)
-        allowed = self._tokens.allows(request.id, _metadata(context))
+        allowed = self._tokens.allows(request.id, text_metadata(context))
         return session is not None and allowed and secrets.compare_digest(session.key, request.session)
-
-
-def _metadata(context: Any) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

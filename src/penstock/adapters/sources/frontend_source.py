@@ -1,6 +1,5 @@
 """Traffic source over Penstock's frontends: reads the counters of all through the first that answers."""
 
-import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -22,8 +21,6 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.values import StepStats, Traffic, WorkerId
 from penstock.planner.observation import EngineState
-
-log = logging.getLogger("penstock.planner")
 
 PATH = "/admin/planner/seen"
 TIMEOUT = 5.0

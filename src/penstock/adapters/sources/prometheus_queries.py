@@ -5,7 +5,6 @@ from typing import Literal, NamedTuple
 MetricsSource = Literal["frontend", "router"]
 
 FRONTEND, ROUTER = "dynamo_frontend_", "dynamo_component_router_"
-COUNTED = ("started", "ended", "lost")
 SUMMED = {
     "input": "input_sequence_tokens",
     "output": "output_sequence_tokens",

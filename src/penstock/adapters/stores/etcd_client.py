@@ -4,7 +4,6 @@ Keys and values are bytes, revisions and leases whole numbers. A call goes to th
 that can't be reached, to the others in turn. Leases, transactions and watches are etcd's own; nothing is added.
 """
 
-import logging
 import ssl
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Sequence
@@ -16,8 +15,6 @@ import msgspec
 
 from penstock.adapters.http_session import HttpSession
 from penstock.adapters.seams import StoreUnavailable
-
-log = logging.getLogger("penstock.etcd")
 
 WATCH_LINE_LIMIT = 64 << 20
 """Bytes of one answer of a watch: a first answer after a long break holds everything that changed."""
@@ -223,10 +220,6 @@ class EtcdClient:
             ],
         }
         return (await self._call("kv/txn", body, again=False)).succeeded
-
-    async def compact(self, revision: int) -> None:
-        """Let etcd forget what happened before a revision."""
-        await self._call("kv/compaction", {"revision": revision})
 
     async def _range(self, body: object) -> EtcdRange:
         answer = await self._call("kv/range", body)

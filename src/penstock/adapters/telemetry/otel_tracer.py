@@ -58,12 +58,11 @@ class OtelTracer:
     Args:
         endpoint: base URL that takes OTLP over HTTP, such as ``http://127.0.0.1:4318``; ``/v1/traces`` is added where
             it is missing. None switches tracing off.
-        service: ``service.name`` of all spans.
     Raises:
         ConfigError: an endpoint is given and the libraries of the extra are not installed.
     """
 
-    def __init__(self, endpoint: str | None, service: str = "penstock-frontend") -> None:
+    def __init__(self, endpoint: str | None) -> None:
         self.enabled = endpoint is not None
         self._provider: Any = None
         self._tracer: Any = None
@@ -85,7 +84,7 @@ class OtelTracer:
             raise ConfigError(
                 f"frontend.otlp_endpoint is set, but {error.name} is not installed", hint=f"{EXTRA}, or unset it"
             ) from error
-        self._provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": service}))
+        self._provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "penstock-frontend"}))
         # The processor has its own thread and bounded queue: a collector that is away costs spans, never traffic.
         self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("penstock")

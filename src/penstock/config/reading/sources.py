@@ -15,7 +15,6 @@ from penstock.config.derived.knobs import (
     env_part,
     fields_by_name,
 )
-from penstock.config.former_names import way_on
 from penstock.config.reading.problems import ConfigProblem, ValueOrigin, did_you_mean, listed
 from penstock.config.reading.text_tree import TreeNode, TreeScalar, tree_of
 from penstock.config.reading.yaml_source import read_yaml
@@ -128,7 +127,7 @@ def _follow_env(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem 
     start = place.group
     assert start is not None
     parts = name.removeprefix(PREFIX).split("__")
-    for depth, part in enumerate(parts):
+    for part in parts:
         if place.entries is not None:
             matches = [key for key in place.keys if env_part(key) == part]
             if len(matches) != 1:
@@ -143,8 +142,7 @@ def _follow_env(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem 
             candidates = [env_name((*place.path, field)) for field in place.names]
             if not place.path:
                 candidates += [*RESERVED, *(knob.env for knob in derive(start) if ANY_KEY not in knob.path)]
-            way = way_on((*place.path, *(later.lower() for later in parts[depth:])))
-            nearest = way or did_you_mean(name, candidates, after=f"{env_name(place.path)}__" if place.path else PREFIX)
+            nearest = did_you_mean(name, candidates, after=f"{env_name(place.path)}__" if place.path else PREFIX)
             return ConfigProblem(
                 origin, "", "is no known name", nearest or "docs/reference/configuration.md lists all names"
             )
@@ -170,8 +168,7 @@ def _follow_flag(place: _Place, name: str, origin: ValueOrigin, unknown: str | N
             candidates = [dotted((*place.path, other)) for other in place.names]
             if not place.path:
                 candidates += [knob.dotted for knob in derive(start) if ANY_KEY not in knob.path]
-            way = way_on((*place.path, *(f"{field}.{rest}".split("."))))
-            hint = way or did_you_mean(name, candidates, after=f"{dotted(place.path)}.")
+            hint = did_you_mean(name, candidates, after=f"{dotted(place.path)}.")
             known = f"known: {listed(place.names)}" if place.names else f"{dotted(place.path)} is a single value"
             return ConfigProblem(origin, "", "is not a setting", hint or unknown or known)
         place.field(field)

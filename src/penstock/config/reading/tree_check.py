@@ -6,7 +6,6 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from penstock.config.derived.knobs import derive, dotted, entry_type, fields_by_name, range_text, type_text
-from penstock.config.former_names import way_on
 from penstock.config.reading.problems import ConfigProblem, did_you_mean, listed
 from penstock.config.reading.text_tree import TreeNode, TreeScalar, shown
 from penstock.config.reading.typed_value import UnreadableValue, read_value
@@ -69,7 +68,7 @@ class _TreeCheck:
 
     def _unknown(self, node: TreeNode, path: Path, known: list[str]) -> None:
         otherwise = self._known_elsewhere(path[-1]) or f"known: {listed(known)}"
-        hint = way_on(path) or did_you_mean(path[-1], known, otherwise=otherwise)
+        hint = did_you_mean(path[-1], known, otherwise=otherwise)
         self.problems.append(ConfigProblem(node.key_at, dotted(path), "unknown key", hint))
 
     def _known_elsewhere(self, name: str) -> str | None:
@@ -83,7 +82,7 @@ class _TreeCheck:
         try:
             value = read_value(node.plain(), field.type, knob)
         except UnreadableValue as error:
-            self._wrong(knob, node, path, str(error), way_on((*path, shown(node))) or error.hint)
+            self._wrong(knob, node, path, str(error), error.hint)
             return
         parts = get_args(without_none(field.type))
         if isinstance(value, tuple) and ... not in parts and len(value) != len(parts):

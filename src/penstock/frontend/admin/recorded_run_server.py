@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -22,8 +21,6 @@ from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.planner.tick_record import TickRecord
 from penstock.runtime.planning.planner_report import PlannerDecisions
 from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, TimelineView
-
-log = logging.getLogger("penstock.frontend")
 
 
 class RecordedRunServer(Protocol):

@@ -6,7 +6,6 @@ another one continues (`stream_resume`).
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 from penstock.adapters.engines.dialects.dialect import overflows
@@ -21,8 +20,6 @@ from penstock.frontend.http.error_responses import problem, send_error, sse_erro
 from penstock.frontend.prompt import context_overflow
 from penstock.router.events import Closed, Dispatch, Resume
 from penstock.router.requests.stage_graph import FINAL
-
-log = logging.getLogger("penstock.frontend")
 
 GOODBYE = 2.0
 """Seconds that a client has to read the last event of a broken stream."""

@@ -7,7 +7,6 @@ turn's own request ends it.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import Target, WorkerCard
 from penstock.router.events import Closed, Dispatch
-
-log = logging.getLogger("penstock.frontend")
 
 OPEN_MAX = 32
 """Most that run at a time, one per worker: each holds a connection and a conversation."""

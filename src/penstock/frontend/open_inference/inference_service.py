@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import penstock
-from penstock.adapters.plugins.protobuf_messages import INFERENCE, handler_of, message, need_grpc
+from penstock.adapters.plugins.protobuf_messages import INFERENCE, handler_of, message, need_grpc, text_metadata
 from penstock.frontend.http.error_responses import ErrorResponse, problem_of, quoted, rejected
 from penstock.frontend.http.request_gate import identified, log_line, serve
 from penstock.frontend.open_inference.inference_exchange import InferenceExchange, InferenceFailure, InferencePiece
@@ -101,7 +101,7 @@ class InferenceService:
     async def _known(self, question: Any, context: Any) -> str:
         """Return the model that a question is about; end the call where its key or the model is unknown."""
         gate, started = self._service.gate, time.monotonic()
-        headers, remote = _headers(context), _remote(context)
+        headers, remote = text_metadata(context), _remote(context)
         name, status = remote, 200
         try:
             name = identified(gate, headers, remote)
@@ -129,7 +129,7 @@ class InferenceService:
 
     async def _stream(self, questions: Any, context: Any) -> None:
         room, lock = asyncio.Semaphore(STREAM_REQUESTS_MAX), asyncio.Lock()
-        strict = _headers(context).get(STATUS_ERRORS) == "true"
+        strict = text_metadata(context).get(STATUS_ERRORS) == "true"
         aborted = self._grpc.aio.AbortError
 
         try:
@@ -179,7 +179,7 @@ class InferenceService:
         await write(_message("ModelStreamInferResponse", infer_response=answer))
 
     def _exchange(self, method: str, question: Any, context: Any, *, streams: bool) -> InferenceExchange:
-        headers = _headers(context)
+        headers = text_metadata(context)
         left = context.time_remaining()
         if left is not None and TIMEOUT not in headers:
             headers[TIMEOUT] = str(max(0.001, min(left, 1e6)))
@@ -224,11 +224,6 @@ def _failure(error: ErrorResponse, text: str) -> InferenceFailure:
 
 def _path(method: str) -> str:
     return f"/{INFERENCE}.{NAME}/{method}"
-
-
-def _headers(context: Any) -> dict[str, str]:
-    """Return a call's metadata as headers; binary values can't be any."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
 def _remote(context: Any) -> str | None:

@@ -1,4 +1,4 @@
-// Made by `python -m penstock.frontend.openapi.page_types`; a test fails when it is stale.
+// Made by `python -m tests.frontend.page_types`; a test fails when it is stale.
 
 export type AlarmReport = {
   at: number;

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Snapshot
-from penstock.planner.forecast.predictor import MODEL_ERRORS, PredictionSeries
+from penstock.planner.forecast.predictor import MODEL_ERRORS, POINTS_MIN, PredictionSeries
 
 HINT = "pip install 'penstock[forecast]', or choose constant or kalman"
 STEPS_MAX = 10
@@ -24,7 +24,7 @@ class ArimaPredictor(PredictionSeries):
     """Automatic ARIMA.
 
     Args:
-        window: values for the fit; ``min_points``: with fewer values the last one is the forecast.
+        window: values for the fit; with fewer than `POINTS_MIN` the last one is the forecast.
     Raises:
         ConfigError: pmdarima is not installed.
     Cost: some 100 ms to a few seconds per forecast.
@@ -32,13 +32,12 @@ class ArimaPredictor(PredictionSeries):
 
     name = "arima"
 
-    def __init__(self, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, values_max=max(window, min_points))
+    def __init__(self, window: int = 50, *, log1p: bool = False) -> None:
+        super().__init__(log1p=log1p, values_max=max(window, POINTS_MIN))
         try:
             self._library: Any = importlib.import_module("pmdarima")
         except ImportError as error:
             raise ConfigError("the predictor is arima, which needs pmdarima", hint=HINT) from error
-        self._min_points = min_points
         self._forecast: float | None = None
         """Forecast for the present values; None where it is not made yet."""
 
@@ -46,7 +45,7 @@ class ArimaPredictor(PredictionSeries):
         self._forecast = None
 
     def _next(self) -> float | None:
-        if len(self.values) < self._min_points:
+        if len(self.values) < POINTS_MIN:
             return None
         terms = self.terms
         if min(terms) == max(terms):

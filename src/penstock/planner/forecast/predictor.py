@@ -16,6 +16,9 @@ from penstock.planner.remembering import Remembering
 MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions of libraries for a series that they can't fit: they have no common base."""
 
+POINTS_MIN = 5
+"""Values that a library's model needs before its first forecast."""
+
 VALUE_MAX = 1e15
 """Larger values are cut to this: their squares must stay finite."""
 

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from penstock.kernel.errors import ConfigError
-from penstock.planner.forecast.predictor import MODEL_ERRORS, PredictionSeries
+from penstock.planner.forecast.predictor import MODEL_ERRORS, POINTS_MIN, PredictionSeries
 
 HINT = "pip install 'penstock[forecast]', or choose constant or kalman"
 EPOCH = "2024-01-01"
@@ -18,7 +18,7 @@ class ProphetPredictor(PredictionSeries):
 
     Args:
         step: seconds between two values.
-        window: values for the fit; ``min_points``: with fewer values the last one is the forecast.
+        window: values for the fit; with fewer than `POINTS_MIN` the last one is the forecast.
     Raises:
         ConfigError: prophet is not installed.
     Cost: some 100 ms per forecast.
@@ -29,14 +29,14 @@ class ProphetPredictor(PredictionSeries):
     _first: int
     """Place of the oldest value on the time axis: a season keeps its place while the window moves on."""
 
-    def __init__(self, step: float, window: int = 50, min_points: int = 5, *, log1p: bool = False) -> None:
-        super().__init__(log1p=log1p, values_max=max(window, min_points))
+    def __init__(self, step: float, window: int = 50, *, log1p: bool = False) -> None:
+        super().__init__(log1p=log1p, values_max=max(window, POINTS_MIN))
         try:
             self._library: Any = importlib.import_module("prophet")
             self._tables: Any = importlib.import_module("pandas")
         except ImportError as error:
             raise ConfigError("the predictor is prophet, which is not installed", hint=HINT) from error
-        self._step, self._min_points = step, min_points
+        self._step = step
         self._first = 0
 
     def _learn(self, value: float) -> None:
@@ -44,7 +44,7 @@ class ProphetPredictor(PredictionSeries):
             self._first += 1
 
     def _next(self) -> float | None:
-        if len(self.values) < self._min_points:
+        if len(self.values) < POINTS_MIN:
             return None
         terms = self.terms
         step = self._tables.Timedelta(seconds=self._step)

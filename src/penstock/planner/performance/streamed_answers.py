@@ -10,8 +10,6 @@ Both are coarse, and good enough to size a fleet by: their error is learnt as st
 
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock.kernel.latency_bins import quantiles
 from penstock.kernel.values import Traffic
 from penstock.planner.sizing.workload_mix import WorkloadMix
@@ -65,9 +63,7 @@ def quickest(traffic: Traffic, mix: WorkloadMix) -> tuple[float, float] | None:
     (seconds,) = quantiles(traffic.ttft, (QUICK,))
     if seconds is None:
         return None
-    order = np.argsort(mix.fresh)
-    place = int(np.searchsorted(np.cumsum(mix.weight[order]), QUICK))
-    return float(mix.fresh[order][min(place, len(order) - 1)]), seconds
+    return mix.quantile(mix.fresh, QUICK), seconds
 
 
 def mix_of(traffic: Traffic) -> WorkloadMix | None:

@@ -57,6 +57,12 @@ class WorkloadMix(NamedTuple):
         """Return the weighted mean of some values per kind."""
         return float(np.dot(self.weight, values))
 
+    def quantile(self, values: Floats, rank: float) -> float:
+        """Return the least of some values per kind that a share ``rank`` of the requests does not exceed."""
+        order = np.argsort(values)
+        place = int(np.searchsorted(np.cumsum(self.weight[order]), rank))
+        return float(values[order][min(place, len(order) - 1)])
+
     @classmethod
     def of_bins(cls, bins: Mapping[int, float]) -> "WorkloadMix":
         """Return the mix of the counts.

@@ -111,7 +111,7 @@ class DeploymentSearch:
         self._request, self._traffic, self._catalog = request, traffic, catalog
         self._service: LatencyTargets = request.slo.of(None)
         mix = traffic.mix
-        self._prompt_long = float(np.max(mix.isl)) if len(mix.isl) == 1 else _quantile(mix.isl, mix.weight, 0.9)
+        self._prompt_long = mix.quantile(mix.isl, 0.9)
 
     def deployments(self, most: float | None = None) -> list[Deployment]:
         """Return the cheapest deployment of every layout and pair of layouts, cheapest first.
@@ -245,9 +245,3 @@ def _rank(deployment: Deployment) -> tuple[float, float, int]:
     """Return what deployments are ordered by: price, then attainment in steps of 1 %, then the shorter pass."""
     chunk = sum(pool.sim.max_num_batched_tokens for pool in deployment.pools)
     return round(deployment.price, 6), -round(deployment.expected, 2), chunk
-
-
-def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], weights: object, share: float) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(np.asarray(weights)[order])
-    return float(values[order][min(len(values) - 1, int(np.searchsorted(reached, share)))])

@@ -128,9 +128,9 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
     return fields
 
 
-def print_table(outcome: BenchOutcome, console: Console | None = None) -> None:
+def print_table(outcome: BenchOutcome) -> None:
     """Print the outcome for people."""
-    console = console or Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False)
     summary = outcome.summary
     table = Table(title=f"{counted(summary.submitted, 'request')} to {outcome.model}", title_justify="left")
     table.add_column("milliseconds")

@@ -389,7 +389,7 @@ def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) ->
             at = tick.at + ahead
             width = min(seconds, ahead) or 1.0
             low, high = (rows[rank][place] for rank in (ranks[0], ranks[-1]))
-            q50, q90 = (_quantile(rows, place, q) for q in (0.5, 0.9))
+            q50, q90 = (_between_ranks(rows, place, q) for q in (0.5, 0.9))
             start, end = at - width / 2, at + width / 2
         elif seconds and predicted.get("requests") is not None:
             q50, low, q90, high = float(predicted["requests"]) / seconds, None, None, None
@@ -405,8 +405,8 @@ def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) ->
     return forecasts
 
 
-def _quantile(quantiles: Mapping[float, Sequence[float]], place: int, rank: float) -> float | None:
-    """Return a quantile, interpolated between the two ranks beside it; None beyond the outermost."""
+def _between_ranks(quantiles: Mapping[float, Sequence[float]], place: int, rank: float) -> float | None:
+    """Return a forecast's quantile, interpolated between the two ranks beside it; None beyond the outermost."""
     ranks = sorted(quantiles)
     right = bisect_left(ranks, rank)
     if right < len(ranks) and math.isclose(ranks[right], rank):

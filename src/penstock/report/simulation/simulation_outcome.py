@@ -112,10 +112,10 @@ def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
     }
 
 
-def print_table(outcomes: Sequence[SimulationOutcome], console: Console | None = None) -> None:
+def print_table(outcomes: Sequence[SimulationOutcome]) -> None:
     """Print the outcomes side by side, for people."""
     # Without a terminal no width limits it, so every variant's column has its room.
-    console = console or Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     first = outcomes[0].summary
     span = outcomes[0].simulated
     table = Table(title=f"{counted(first.submitted, 'request')}, {span:,.0f} s of service", title_justify="left")

@@ -12,6 +12,8 @@ from penstock.planner.observation import EngineState, ModelState, Observation, P
 
 STABLE = 300.0
 """Seconds over which the highest recommendation counts before a pool shrinks."""
+GROWTH = 2.0
+"""A pool grows at most to so many times its replicas at once, but always by up to four."""
 TOLERANCE = 0.1
 KV_TARGET = 0.7
 
@@ -25,14 +27,11 @@ class Stabilised:
     Args:
         wanted: the rule.
         most: upper bound of each pool.
-        growth: a pool grows at most to so many times its replicas at once, but always by up to four.
     """
 
-    def __init__(self, wanted: Wanted, most: int, *, stable: float = STABLE, growth: float = 2.0) -> None:
+    def __init__(self, wanted: Wanted, most: int) -> None:
         self._wanted = wanted
         self._most = most
-        self._stable = stable
-        self._growth = growth
         self._proposals: dict[str, list[tuple[float, int]]] = {}
 
     def decide(self, observation: Observation) -> Mapping[str, int]:
@@ -44,8 +43,8 @@ class Stabilised:
             wanted = state.ready if abs(ratio - 1.0) <= TOLERANCE else math.ceil(self._wanted(model, state) - 1e-9)
             proposals = self._proposals.setdefault(name, [])
             proposals.append((observation.at, wanted))
-            proposals[:] = [(at, count) for at, count in proposals if at > observation.at - self._stable]
-            limit = max(desired + 4, round(desired * self._growth))
+            proposals[:] = [(at, count) for at, count in proposals if at > observation.at - STABLE]
+            limit = max(desired + 4, round(desired * GROWTH))
             wanted = max(count for _, count in proposals) if wanted < desired else min(wanted, limit)
             targets[name] = max(1, min(self._most, wanted))
         return targets

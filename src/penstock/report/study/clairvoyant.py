@@ -32,6 +32,8 @@ WANTED = 0.99
 """Attainment to reach, or else the best schedule's."""
 STRETCH = 12
 """Slots that are changed at once in the second part."""
+TRIES = 10
+"""Stretches that are tried with a worker less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,10 @@ def by_need(
     return Schedule({role: [each[role] for each in fleets] for role in LAYOUTS[layout]}, start_up)
 
 
-def search(
-    requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float, *, tries: int = 10
-) -> list[StudyResult]:
+def search(requests: Sequence[TrafficRequest], seconds: float, layout: str, start_up: float) -> list[StudyResult]:
     """Return the results of all schedules that were tried, the refined ones last.
 
-    Cost: ``len(PRICES)`` + ``tries`` simulations.
+    Cost: ``len(PRICES)`` + ``TRIES`` simulations.
     """
     results: list[tuple[Schedule, StudyResult]] = []
     sizing = sizing_of(layout, requests)
@@ -83,7 +83,7 @@ def search(
     able = [each for each in results if each[1].attainment >= wanted]
     best, result = min(able, key=lambda each: each[1].gpu_hours)
     rates = np.asarray(rate_over_time(requests, seconds, SLOT))
-    for role, first in _by_pain(best, rates, sizing)[:tries]:
+    for role, first in _by_pain(best, rates, sizing)[:TRIES]:
         slots = {each: list(counts) for each, counts in best.slots.items()}
         slots[role][first : first + STRETCH] = [max(1, n - 1) for n in slots[role][first : first + STRETCH]]
         if slots[role] == list(best.slots[role]):

@@ -381,7 +381,7 @@ class AdapterResidency:
             )
         self.load_seconds = state["load_seconds"]
         self.counts = dict(state["counts"])
-        self.wanted = dict(state.get("wanted", {}))
+        self.wanted = dict(state["wanted"])
         self._failures = {(worker, name): (until, why) for worker, name, until, why in state["failures"]}
 
     def check(self) -> None:

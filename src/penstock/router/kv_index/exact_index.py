@@ -410,14 +410,15 @@ class ExactIndex:
             span_state.restore(spans, state["tiers"][tier])
         self._windows.clear()
         del self._all[len(self._tiers) :]
-        for tier, blocks, workers, window in state.get("windows", []):  # an older version wrote none
+        for tier, blocks, workers, window in state["windows"]:
             found = AttentionWindow(tier, blocks, Spans(self.counters, self._ledger, lazy=False))
             found.workers = span_state.from_bytes(workers)
             span_state.restore(found.spans, window)
             self._windows.append(found)
             self._all.append(found.spans)
-        read = state.get("windows_read", [])
-        self._windows_read = {Target(WorkerId(worker), rank): list(blocks) for worker, rank, blocks in read}
+        self._windows_read = {
+            Target(WorkerId(worker), rank): list(blocks) for worker, rank, blocks in state["windows_read"]
+        }
         self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
         self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
         self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}

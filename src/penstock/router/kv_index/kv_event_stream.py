@@ -393,7 +393,7 @@ class KvEventStream:
     def restore(self, state: Snapshot) -> None:
         """Become the stream that wrote ``state``."""
         for name in PLAIN_STATE:
-            setattr(self, name, state.get(name, getattr(self, name)))  # an earlier release compared nothing
+            setattr(self, name, state[name])
         held = state["held"]
         self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
         self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])

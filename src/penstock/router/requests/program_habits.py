@@ -80,12 +80,11 @@ class ProgramHabits:
         return [[[name, *value] for name, value in table.items()] for table in tables] + lists
 
     def restore(self, state: list[Any]) -> None:
-        outputs, pauses, ended, *more = state
+        outputs, pauses, ended, waiting, awaited = state
         self._outputs = {name: (mean, count) for name, mean, count in outputs}
         self._pauses = {name: (mean, count) for name, mean, count in pauses}
         self._ended = dict(ended)
-        if more:  # snapshots of before have none
-            self._awaited, self.awaited = (dict(table) for table in more)
+        self._awaited, self.awaited = dict(waiting), dict(awaited)
 
 
 def prefetch_after(pause: float) -> float | None:

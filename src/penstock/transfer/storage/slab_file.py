@@ -43,7 +43,7 @@ def whole_sectors(size: int) -> int:
 
 
 class FileCalls:
-    """The system calls of a disk tier: what a fault layer stands in for (`penstock.testing.faulty_files`)."""
+    """The system calls of a disk tier: what a fault layer of tests stands in for."""
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview | bytes], offset: int) -> int:
         """Write buffers one after the other; returns bytes, maybe fewer than given."""

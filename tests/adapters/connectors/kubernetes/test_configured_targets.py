@@ -14,7 +14,6 @@ from penstock.config.settings.cluster_settings import ClusterSettings, ModelSett
 from penstock.config.settings.planning_settings import KubernetesScaling, PlanningSettings
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Pool
-from penstock.testing.kubernetes.api.api_server import ApiServer
 from tests.adapters.connectors.kubernetes.cluster_objects import (
     GRAPHS,
     NVIDIA,
@@ -23,6 +22,7 @@ from tests.adapters.connectors.kubernetes.cluster_objects import (
     put,
     service_alpha,
 )
+from tests.doubles.kubernetes.api.api_server import ApiServer
 
 GRAPH = "DynamoGraphDeployment"
 POOLS = {"main": Pool(model="m", role="aggregated", desired=1)}

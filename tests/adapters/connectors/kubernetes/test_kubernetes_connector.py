@@ -20,8 +20,6 @@ from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Reason
-from penstock.testing.kubernetes.api.api_faults import ApiFault
-from penstock.testing.kubernetes.api.api_server import ApiServer
 from tests.adapters.connectors.kubernetes.cluster_objects import (
     ADAPTERS,
     CRASHING,
@@ -43,6 +41,8 @@ from tests.adapters.connectors.kubernetes.cluster_objects import (
     service_alpha,
     workload,
 )
+from tests.doubles.kubernetes.api.api_faults import ApiFault
+from tests.doubles.kubernetes.api.api_server import ApiServer
 
 WHY = (Reason(code="test", text="a test wants it"),)
 GRAPH, ADAPTER = "DynamoGraphDeployment", "DynamoGraphDeploymentScalingAdapter"

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 64 << 20
 """Bytes of one message; a larger one drops the connection, which is made again."""
+UNREAD_MAX = 100_000
+"""Messages kept while this process is busy; more are lost and show as a gap."""
 BIND = "@"
 """Before an endpoint: bind it here. vLLM and SGLang connect their PUB socket where its address has no star."""
 SENT_KEPT = 64
@@ -51,7 +53,6 @@ class KvSubscriber:
         replay_endpoint: ROUTER endpoint, or None where it has none.
         topic: only messages with exactly this topic count; empty takes all.
         rank: written into each `KvBatch`.
-        hwm: messages kept while this process is busy; more are lost and show as a gap.
         secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
         lost: called with the reason where what was sent before is of no use any more, and with what the engine has
             sent since: at the first handshake that fails, and where another process publishes.
@@ -64,7 +65,6 @@ class KvSubscriber:
         replay_endpoint: str | None = None,
         topic: str = "",
         rank: int = 0,
-        hwm: int = 100_000,
         secret: ClusterSecret | None = None,
         lost: Callable[[str, Sequence[KvBatch]], None] | None = None,
         cleared: Tier | None = None,
@@ -87,7 +87,6 @@ class KvSubscriber:
         """Questions who publishes, after a connection ended."""
         self._topic = topic.encode()
         self._rank = rank
-        self._hwm = hwm
         self._decoder = KvDecoder(cleared)
         self._sockets: set[zmq.asyncio.Socket] = set()
 
@@ -224,7 +223,7 @@ class KvSubscriber:
             log.warning("KV event message %d from %s left out: %s", self.malformed, self.endpoint, why)
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = receiving_socket(zmq.Context.instance(), kind, self._hwm, MESSAGE_LIMIT)
+        socket = receiving_socket(zmq.Context.instance(), kind, UNREAD_MAX, MESSAGE_LIMIT)
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 2_000
         connect_side(socket, self._secret)

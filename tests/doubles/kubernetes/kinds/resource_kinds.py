@@ -1,0 +1,245 @@
+"""Kinds of resources that the API server's double serves: a table of built-in ones, and those of CRDs."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+
+import msgspec
+from lightkube.core.resource import NamespacedResource, NamespacedResourceG
+
+from penstock.kernel.values import JsonObject
+from tests.doubles.kubernetes.kinds.builtin_schemas import BuiltinSchemas
+
+BUILT_IN = {
+    "core_v1": (
+        "Namespace:ns Node:no Pod:po Service:svc Endpoints:ep ConfigMap:cm Secret ServiceAccount:sa Event:ev "
+        "PersistentVolumeClaim:pvc PersistentVolume:pv ReplicationController:rc ResourceQuota:quota LimitRange:limits"
+    ),
+    "apps_v1": "Deployment:deploy ReplicaSet:rs StatefulSet:sts DaemonSet:ds ControllerRevision",
+    "batch_v1": "Job CronJob:cj",
+    "autoscaling_v2": "HorizontalPodAutoscaler:hpa",
+    "policy_v1": "PodDisruptionBudget:pdb",
+    "coordination_v1": "Lease",
+    "discovery_v1": "EndpointSlice",
+    "events_v1": "Event:ev",
+    "networking_v1": "NetworkPolicy:netpol Ingress:ing IngressClass",
+    "rbac_authorization_v1": "Role RoleBinding ClusterRole ClusterRoleBinding",
+    "scheduling_v1": "PriorityClass:pc",
+    "storage_v1": "StorageClass:sc",
+    "apiextensions_v1": "CustomResourceDefinition:crd,crds",
+}
+"""Modules of lightkube's resources, with the kinds and their short names; the rest of a kind is read from there."""
+
+REVIEWS = {
+    "authorization_v1": ("SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview"),
+    "authentication_v1": "TokenReview SelfSubjectReview",
+}
+"""Kinds that are created to be answered, and stored nowhere."""
+IN_ALL = {"Pod", "Service", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob"}
+IN_ALL |= {"HorizontalPodAutoscaler", "ReplicationController"}
+"""Kinds that `kubectl get all` lists."""
+
+SELECTABLE_FIELDS = {
+    "pods": "spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName status.phase status.podIP",
+    "events": (
+        "involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.fieldPath "
+        "involvedObject.apiVersion involvedObject.resourceVersion reason reportingComponent source type"
+    ),
+    "events.events.k8s.io": (
+        "reason reportingController type regarding.kind regarding.namespace regarding.name regarding.uid"
+    ),
+    "secrets": "type",
+    "namespaces": "status.phase",
+    "nodes": "spec.unschedulable",
+    "services": "spec.clusterIP spec.type",
+    "jobs.batch": "status.successful",
+}
+NO_GENERATION = {"ConfigMap", "Secret", "ServiceAccount", "Service", "Endpoints", "Event", "Node", "Namespace", "Lease"}
+NO_GENERATION |= {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "PersistentVolumeClaim"}
+NO_GENERATION |= {"PersistentVolume", "ControllerRevision", "PriorityClass", "StorageClass", "ResourceQuota"}
+NO_GENERATION |= {"LimitRange", "HorizontalPodAutoscaler"}
+"""Built-in kinds without `metadata.generation` (EndpointSlices count, and pods since Kubernetes 1.33)."""
+
+
+class PrinterColumn(msgspec.Struct, frozen=True):
+    """A column of `kubectl get`; the path is the JSONPath of a CRD, built-in kinds compute theirs."""
+
+    name: str
+    type: str = "string"
+    path: str = ""
+    priority: int = 0
+    description: str = ""
+    format: str = ""
+
+
+class ScalePaths(msgspec.Struct, frozen=True):
+    """Where a kind has the fields of its scale subresource."""
+
+    replicas: str = ".spec.replicas"
+    status_replicas: str = ".status.replicas"
+    selector: str = ""
+
+
+class ResourceKind(msgspec.Struct, frozen=True):
+    """A kind in one version, as discovery describes it."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool
+    schema: JsonObject = {}
+    singular: str = ""
+    list_kind: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    subresources: dict[str, tuple[str, str, str]] = {}
+    """Name of a subresource and its own group, version and kind."""
+    columns: tuple[PrinterColumn, ...] = ()
+    selectable: tuple[str, ...] = ()
+    scale: ScalePaths = ScalePaths()
+    custom: bool = False
+    generation: bool = True
+    review: bool = False
+
+    @property
+    def resource(self) -> str:
+        """The plural with its group, as in messages and as the store's table."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def api_version(self) -> str:
+        """Group and version as objects name them."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def table(self) -> str:
+        """Where the store has the objects: events have two groups and one table."""
+        return "events" if self.plural == "events" and self.group == "events.k8s.io" else self.resource
+
+    @property
+    def has_status(self) -> bool:
+        """Whether the status is written apart from the rest."""
+        return "status" in self.subresources
+
+
+class ResourceKinds:
+    """All kinds that are served now."""
+
+    def __init__(self) -> None:
+        self.schemas = BuiltinSchemas()
+        self._built_in = list(_built_in_kinds(self.schemas))
+        self._custom: dict[str, list[ResourceKind]] = {}
+
+    def __iter__(self) -> Iterator[ResourceKind]:
+        yield from self._built_in
+        for kinds in self._custom.values():
+            yield from kinds
+
+    def find(self, group: str, version: str, plural: str) -> ResourceKind | None:
+        """Return a kind by the names in a path."""
+        return next((k for k in self if (k.group, k.version, k.plural) == (group, version, plural)), None)
+
+    def by_table(self, table: str) -> ResourceKind | None:
+        """Return the first kind whose objects lie in a table of the store."""
+        return next((kind for kind in self if kind.table == table), None)
+
+    def versions(self) -> dict[str, list[str]]:
+        """Return the groups with their versions, the preferred first."""
+        groups: dict[str, list[str]] = {}
+        for kind in self:
+            versions = groups.setdefault(kind.group, [])
+            if kind.version not in versions:
+                versions.append(kind.version)
+        return groups
+
+    def define(self, definition: JsonObject) -> None:
+        """Serve the kinds of a CRD, in place of those that it had before."""
+        self._custom[definition["metadata"]["name"]] = list(custom_kinds(definition))
+
+    def forget(self, name: str) -> None:
+        """Serve the kinds of a CRD no more."""
+        self._custom.pop(name, None)
+
+
+def custom_kinds(definition: JsonObject) -> Iterable[ResourceKind]:
+    """Return the kinds of a CRD: one for each version that it serves."""
+    spec = definition["spec"]
+    names = spec["names"]
+    for version in spec["versions"]:
+        if not version.get("served", True):
+            continue
+        group, name = spec["group"], version["name"]
+        subresources = version.get("subresources") or {}
+        scale = subresources.get("scale") or {}
+        kinds = {"status": (group, name, names["kind"]), "scale": ("autoscaling", "v1", "Scale")}
+        columns = [
+            PrinterColumn(
+                column["name"],
+                column.get("type", "string"),
+                column["jsonPath"],
+                column.get("priority", 0),
+                column.get("description", ""),
+                column.get("format", ""),
+            )
+            for column in version.get("additionalPrinterColumns") or []
+        ]
+        yield ResourceKind(
+            group=group,
+            version=name,
+            kind=names["kind"],
+            plural=names["plural"],
+            namespaced=spec["scope"] == "Namespaced",
+            schema=(version.get("schema") or {}).get("openAPIV3Schema") or {},
+            singular=names.get("singular") or names["kind"].lower(),
+            list_kind=names.get("listKind") or f"{names['kind']}List",
+            short_names=tuple(names.get("shortNames") or ()),
+            categories=tuple(names.get("categories") or ()),
+            subresources={each: kinds[each] for each in ("status", "scale") if each in subresources},
+            columns=tuple(columns) or (PrinterColumn("Age", "date", ".metadata.creationTimestamp"),),
+            selectable=tuple(each["jsonPath"].lstrip(".") for each in version.get("selectableFields") or []),
+            scale=ScalePaths(
+                scale.get("specReplicasPath", ""),
+                scale.get("statusReplicasPath", ""),
+                scale.get("labelSelectorPath", ""),
+            ),
+            custom=True,
+        )
+
+
+def _built_in_kinds(schemas: BuiltinSchemas) -> Iterator[ResourceKind]:
+    for module, names in (BUILT_IN | REVIEWS).items():
+        resources = import_module(f"lightkube.resources.{module}")
+        infos = [
+            each._api_info for _, each in inspect.getmembers(resources, inspect.isclass) if hasattr(each, "_api_info")
+        ]
+        for kind, _, short in (name.partition(":") for name in names.split()):
+            model = getattr(resources, kind)
+            info = model._api_info
+            plural = info.plural
+            subresources = {
+                each.action: (each.resource.group, each.resource.version, each.resource.kind)
+                for each in infos
+                if each.action and each.plural == plural
+            }
+            if kind == "Pod":
+                subresources |= {
+                    each: ("", "v1", f"Pod{each.title()}Options") for each in ("attach", "exec", "portforward")
+                }
+            resource = f"{plural}.{info.resource.group}" if info.resource.group else plural
+            yield ResourceKind(
+                group=info.resource.group,
+                version=info.resource.version,
+                kind=kind,
+                plural=plural,
+                namespaced=issubclass(model, (NamespacedResource, NamespacedResourceG)),
+                schema=schemas.of(model),
+                singular=kind.lower(),
+                list_kind=f"{kind}List",
+                short_names=tuple(filter(None, short.split(","))),
+                categories=("all",) if kind in IN_ALL else (),
+                subresources=subresources,
+                selectable=tuple(SELECTABLE_FIELDS.get(resource, "").split()),
+                generation=kind not in NO_GENERATION,
+                review=module in REVIEWS,
+            )

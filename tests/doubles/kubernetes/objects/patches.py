@@ -1,0 +1,143 @@
+"""Patches of objects: JSON patch, merge patch and strategic merge patch, by media type."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+import msgspec
+
+from penstock.kernel.values import JsonObject
+from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, unsupported_media_type
+
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+Resolve = Callable[[JsonObject], JsonObject]
+"""Returns a schema, or the one that it refers to."""
+
+
+def patched(item: JsonObject, media_type: str, body: bytes, schema: JsonObject | None, resolve: Resolve) -> JsonObject:
+    """Return an object with a patch applied; a kind without a schema here has no strategic merge patch.
+
+    Raises:
+        ApiFailure: 400 or 422 for a patch that can't be applied, 415 for an unknown form.
+    """
+    try:
+        patch = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the patch is no JSON: {error}") from error
+    if media_type == JSON_PATCH:
+        return _json_patched(item, patch)
+    if not isinstance(patch, dict):
+        raise bad_request("the patch is no JSON object")
+    if media_type == MERGE_PATCH:
+        merged: JsonObject = merge_patched(item, patch)
+        return merged
+    if media_type == STRATEGIC_MERGE_PATCH and schema is not None:
+        changed: JsonObject = _strategic(item, patch, schema, resolve)
+        return changed
+    raise unsupported_media_type(media_type)
+
+
+def merge_patched(item: Any, patch: Any) -> Any:
+    """Return an object with a merge patch applied (RFC 7386): None removes, lists are replaced."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(item) if isinstance(item, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patched(merged.get(name), value)
+    return merged
+
+
+def _json_patched(item: JsonObject, patch: Any) -> JsonObject:
+    try:
+        changed: JsonObject = jsonpatch.JsonPatch(patch).apply(deepcopy(item))
+    except jsonpatch.JsonPatchTestFailed as error:
+        raise ApiFailure(
+            422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
+        ) from error
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
+        raise ApiFailure(
+            422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
+        ) from error
+    return changed
+
+
+def _strategic(item: Any, patch: JsonObject, schema: JsonObject, resolve: Resolve) -> Any:
+    schema = resolve(schema)
+    match patch.get("$patch"):
+        case "replace":
+            return {name: value for name, value in patch.items() if name != "$patch"}
+        case "delete":
+            return {}
+    merged = dict(item) if isinstance(item, dict) else {}
+    properties = schema.get("properties") or {}
+    if "$retainKeys" in patch:
+        merged = {name: value for name, value in merged.items() if name in patch["$retainKeys"]}
+    for name, value in patch.items():
+        if name.startswith("$deleteFromPrimitiveList/"):
+            name = name.partition("/")[2]
+            merged[name] = [each for each in merged.get(name) or [] if each not in value]
+        elif name.startswith("$"):
+            continue  # an order of items: below, once the lists are merged
+        elif value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged_field(merged.get(name), value, properties.get(name) or {}, resolve)
+    for name, order in patch.items():
+        if name.startswith("$setElementOrder/"):
+            name = name.partition("/")[2]
+            key = (properties.get(name) or {}).get("x-kubernetes-patch-merge-key")
+            if name in merged:
+                merged[name] = _ordered(merged[name], order, key)
+    return merged
+
+
+def _merged_field(current: Any, value: Any, schema: JsonObject, resolve: Resolve) -> Any:
+    if isinstance(value, list):
+        if schema.get("x-kubernetes-patch-strategy") != "merge":
+            return value
+        key = schema.get("x-kubernetes-patch-merge-key")
+        if key is None:
+            return [*(current or []), *(each for each in value if each not in (current or []))]
+        return _merged_list(current or [], value, key, schema.get("items") or {}, resolve)
+    if isinstance(value, dict):
+        return _strategic(current, value, schema, resolve)
+    return value
+
+
+def _merged_list(
+    current: Sequence[JsonObject], patch: Sequence[JsonObject], key: str, schema: JsonObject, resolve: Resolve
+) -> list[JsonObject]:
+    if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
+        return [each for each in patch if "$patch" not in each]
+    merged = list(current)
+    for each in patch:
+        if not isinstance(each, dict) or key not in each:
+            raise bad_request(f"map: {each} does not contain declared merge key: {key}")
+        index = next((i for i, item in enumerate(merged) if item.get(key) == each[key]), None)
+        if each.get("$patch") == "delete":
+            merged = [item for item in merged if item.get(key) != each[key]]
+        elif index is None:
+            merged.append(_strategic({}, each, schema, resolve))
+        else:
+            merged[index] = _strategic(merged[index], each, schema, resolve)
+    return merged
+
+
+def _ordered(items: Sequence[Any], order: Sequence[Any], key: str | None) -> list[Any]:
+    """Return items in the order of a patch; items that it does not name stay behind their neighbour."""
+    places = [each.get(key) if key else each for each in order]
+    ranked, last = [], -1
+    for index, item in enumerate(items):
+        name = item.get(key) if key else item
+        last = places.index(name) if name in places else last
+        ranked.append((last, index, item))
+    return [item for _, _, item in sorted(ranked, key=lambda each: each[:2])]
