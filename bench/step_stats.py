@@ -27,6 +27,7 @@ from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.simulation import Answer, Simulation
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Prompt, RequestId, StepStats, Target, WorkerCard, WorkerId
+from penstock.report.markdown import write_part
 from penstock.router.events import Arrived, Dispatch, Finished, FirstToken, KvObserved, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
@@ -41,7 +42,6 @@ HEADS = 32
 """Prompt beginnings, of which each request takes one: half of its prompt."""
 LOADS = {"light": 4.0, "busy": 8.0, "more than fits": 16.0}
 """Requests per second and engine, about 1,000 tokens in and 250 out."""
-MARKS = ("<!-- step_stats -->", "<!-- end of step_stats -->")
 PLUGIN = ("decode_kv", "queued_prefill_tokens")
 METRICS = ("wall", "prefill_tokens", "decode_seqs", "decode_kv", "queued_requests", "queued_prefill_tokens")
 
@@ -209,9 +209,7 @@ def main() -> None:
     text = tables(options.seed)
     print(text)
     if options.docs is not None:
-        page = options.docs.read_text()
-        before, rest = page.split(MARKS[0])
-        options.docs.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+        write_part(options.docs, text, "step_stats")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from penstock.report.markdown import with_part
+
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs/reference/nightly.json"
 PAGE = ROOT / "docs/reference/testing.md"
-TABLE = re.compile(r"<!-- nightly -->.*<!-- end -->", re.DOTALL)
 COLUMNS = ("passed", "failed", "rerun", "skipped", "seconds")
 KEPT = 4_000
 """Characters of a first failure that are kept: its end, where the error stands."""
@@ -104,7 +105,7 @@ def write(suite: str, came: Outcome, commit: str) -> None:
         flake.dates = sorted({*flake.dates, today})
         flake.failure = placeless(failure)[-KEPT:]
     FILE.write_text(json.dumps(asdict(results), indent=1) + "\n")
-    PAGE.write_text(TABLE.sub(lambda _: table(results), PAGE.read_text()))
+    PAGE.write_text(with_part(PAGE.read_text(), table(results), "nightly"))
 
 
 def placeless(text: str) -> str:
@@ -125,7 +126,7 @@ def table(results: Results) -> str:
     lines.append(f"| all | | {total} |")
     if results.flakes:
         lines += ["", "Passed in their second run only: " + ", ".join(f"`{test}`" for test in sorted(results.flakes))]
-    return "\n".join(["<!-- nightly -->", *lines, "<!-- end -->"])
+    return "\n".join(lines)
 
 
 def repeated() -> int:

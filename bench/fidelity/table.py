@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 from errors import LATENCIES, POINTS, Compared
@@ -12,7 +11,6 @@ from passes import Recovered, Stretch
 from tail import Steps
 
 from penstock.engine.timing.timing_model import TimingModel
-from penstock.report.markdown import folded
 
 TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
 """Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""
@@ -120,23 +118,6 @@ def live(found: Live, day: str, machine: str) -> str:
 def most(difference: float) -> float:
     """Return the largest error that the goal on the live run allows, as a share."""
     return max(FLOOR, TIMES * abs(difference))
-
-
-def replaced(page: str, part: str, text: str) -> str:
-    """Return the page with one part's table replaced.
-
-    Raises:
-        ValueError: the page lacks the part's markers.
-    """
-    begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
-    if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"the page must have {begin} and {end} once each")
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n{folded(text)}\n{end}{rest.split(end)[1]}"
-
-
-def write(page: Path, part: str, text: str) -> None:
-    page.write_text(replaced(page.read_text(), part, text))
 
 
 def _longer(one: Stretch, timing: TimingModel) -> float:

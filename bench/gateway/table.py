@@ -3,10 +3,6 @@
 from statistics import median
 from typing import Any
 
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
-
 
 def tables(results: dict[str, Any]) -> str:
     """Return the page's part between its markers."""
@@ -127,10 +123,3 @@ def number(found: float | None) -> str:
         if found >= 0.1
         else f"{found:.3f}"
     )
-
-
-def page_with(page: str, text: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, foot = rest.partition(END)
-    return f"{head}{BEGIN}\n{folded(text)}\n{END}{foot}"

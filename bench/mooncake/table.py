@@ -2,17 +2,12 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from plan import MODES, SPEED_UP
 
-from penstock.report.markdown import folded
-
 Run = dict[str, Any]
 """One line of results.jsonl: trace, blocks, mode, repeat, bench (what ``penstock bench --json`` printed)."""
-
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def tables(runs: Sequence[Run]) -> str:
@@ -59,20 +54,6 @@ def order(runs: Sequence[Run]) -> list[str]:
     if unknown:
         first += f"; {unknown} repeats could not be compared for want of valid runs"
     return [first, *(lines or ["no exception" if held else "nothing was compared"])]
-
-
-def write_docs(path: Path, text: str) -> None:
-    """Put the tables between the markers of a page.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
-    page = path.read_text()
-    if BEGIN not in page or END not in page:
-        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
-    before, rest = page.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n{folded(text.rstrip())}\n{END}{after}")
 
 
 def _table(cell: Sequence[Run], blocks: int) -> str:

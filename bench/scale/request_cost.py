@@ -21,7 +21,8 @@ sys.path.insert(0, str(GATEWAY))
 
 from run import machine, script  # noqa: E402
 from servers import GATEWAYS, Missing, engines, running  # noqa: E402
-from table import page_with  # noqa: E402
+
+from penstock.report.markdown import write_part  # noqa: E402
 
 CELLS: dict[str, dict[str, Any]] = {
     "unary": {"stream": False, "words": 100, "concurrency": 16, "warm": 2.0},
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     text = tables(found, skipped, options.sizes, options.gateways)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

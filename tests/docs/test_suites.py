@@ -156,7 +156,7 @@ def test_the_page_shows_what_the_last_nightly_wrote() -> None:
 def test_a_nightly_writes_its_row_and_its_flakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nightly, "FILE", tmp_path / "nightly.json")
     monkeypatch.setattr(nightly, "PAGE", tmp_path / "testing.md")
-    nightly.PAGE.write_text("before <!-- nightly --> <!-- end --> after")
+    nightly.PAGE.write_text("before <!-- begin nightly --> <!-- end nightly --> after")
     outcome = run.Outcome(
         passed=5, rerun=1, seconds=2.4, first_failures={"tests/test_a.py::test_b": "x" * 9_000 + f"{ROOT}/tests"}
     )
@@ -167,7 +167,7 @@ def test_a_nightly_writes_its_row_and_its_flakes(tmp_path: Path, monkeypatch: py
     failure = results.flakes["tests/test_a.py::test_b"].failure
     assert len(failure) == nightly.KEPT and failure.endswith("x./tests"), "no folder of this machine"
     assert nightly.repeated() == 0
-    assert "| `pure` |" in nightly.PAGE.read_text() and nightly.PAGE.read_text().endswith("<!-- end --> after")
+    assert "| `pure` |" in nightly.PAGE.read_text() and nightly.PAGE.read_text().endswith("<!-- end nightly --> after")
     results.flakes["tests/test_a.py::test_b"].dates.insert(0, "2026-01-01")
     assert results.flaky_twice == ["tests/test_a.py::test_b"]
 

@@ -78,17 +78,6 @@ def test_invalid_runs_are_counted_and_not_compared(bench: dict[str, ModuleType])
     assert "1 repeats could not be compared" in text
 
 
-def test_the_page_takes_the_tables_between_its_markers(bench: dict[str, ModuleType], tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nafter\n")
-    bench["table"].write_docs(page, "new\n")
-    bench["table"].write_docs(page, "newer\n")
-    assert page.read_text() == "before\n<!-- measured: begin -->\nnewer\n<!-- measured: end -->\nafter\n"
-    page.write_text("none")
-    with pytest.raises(ValueError, match="no lines"):
-        bench["table"].write_docs(page, "new")
-
-
 def test_a_resumed_folder_is_tabulated(
     bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

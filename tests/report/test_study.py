@@ -365,12 +365,3 @@ def test_a_study_that_was_cut_off_goes_on_where_it_was(tiny, tmp_path, monkeypat
 def test_requests_of_a_run_come_in_order_and_a_rate_counts_those_within():
     made = [TrafficRequest(at=at, isl=1, osl=1) for at in (0.0, 1.0, 6.0, 14.0, 99.0)]
     assert rate_over_time(made, 15.0, 5.0) == [0.4, 0.2, 0.2]
-
-
-def test_what_is_written_by_hand_around_the_tables_stays() -> None:
-    from penstock.report.study.study_run import BEGIN, END, page
-
-    first = page("", "old\n")
-    assert first == f"# Planner study\n\n{BEGIN}\nold\n{END}\n"
-    byhand = first.replace(BEGIN, "What it says.\n\n" + BEGIN) + "\nA word at the end.\n"
-    assert page(byhand, "new\n") == byhand.replace("old", "new")
