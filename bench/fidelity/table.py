@@ -49,10 +49,14 @@ def recovered(ours: Recovered, theirs: Recovered, timing: TimingModel) -> str:
         timing: what passes take by the profile.
     """
     lines = [
+        "**When a pass is planned**",
+        "",
         "| a pass is planned when the one before it | milestones | contradicted |",
         "|---|---:|---:|",
         f"| ends | {ours.milestones} | {ours.contradicted} |",
         f"| starts | {theirs.milestones} | {theirs.contradicted} |",
+        "",
+        "**Longer than by the profile**",
         "",
         "| passes | stretches | longer than by the profile, ms per pass |",
         "|---|---:|---:|",
@@ -76,7 +80,12 @@ def recovered(ours: Recovered, theirs: Recovered, timing: TimingModel) -> str:
 def steps_at_the_end(run: Run, tail: Sequence[Steps]) -> str:
     """Return the part on the steps at the end of a run."""
     shown = " | ".join(f"{one.seqs:.0f}" for one in tail)
-    lines = [f"| {run.name}: sequences at its end, second by second | {shown} |", f"|---|{'---:|' * len(tail)}"]
+    lines = [
+        f"**{run.name}, its end**",
+        "",
+        f"| sequences, second by second | {shown} |",
+        f"|---|{'---:|' * len(tail)}",
+    ]
     lines.append(f"| step, ms | {' | '.join(f'{one.real * 1e3:.1f}' for one in tail)} |")
     lines.append(f"| longer than by the profile, ms | {' | '.join(_ms(one.real - one.operators) for one in tail)} |")
     return "\n".join(lines)
