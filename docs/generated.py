@@ -1,6 +1,8 @@
 """Makes the pages of the site that follow from the code, settings, commands, admin routes: a hook of mkdocs.yml."""
 
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_origin
@@ -76,10 +78,24 @@ def admin_page() -> str:
     return ADMIN_HEAD + "\n".join(rows) + "\n"
 
 
+def nightly_page() -> str:
+    """Return the last nightly's results, by the module that writes them."""
+    place = Path(__file__).parents[1] / "tests" / "nightly.py"
+    spec = importlib.util.spec_from_file_location("nightly_results", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look for their module
+    spec.loader.exec_module(module)
+    return (
+        f"# Last nightly\n\nWhat `make nightly` found, [suite by suite](testing.md).\n\n{module.table(module.read())}\n"
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/admin-routes.md": admin_page,
     "reference/commands.md": commands_page,
     "reference/configuration.md": configuration_page,
+    "reference/nightly.md": nightly_page,
 }
 
 

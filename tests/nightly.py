@@ -1,4 +1,4 @@
-"""The results of `make nightly`: docs/reference/nightly.json, its table in testing.md, and what changed since."""
+"""The results of `make nightly`: docs/reference/nightly.json, its table on the site, and what changed since."""
 
 import json
 import os
@@ -14,11 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.report.markdown import with_part
-
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs/reference/nightly.json"
-PAGE = ROOT / "docs/reference/testing.md"
 COLUMNS = ("passed", "failed", "rerun", "skipped", "seconds")
 KEPT = 4_000
 """Characters of a first failure that are kept: its end, where the error stands."""
@@ -95,7 +92,7 @@ def read() -> Results:
 
 
 def write(suite: str, came: Outcome, commit: str) -> None:
-    """Put what came of a suite into the file, and into the page's table; ``commit``: that at its start."""
+    """Put what came of a suite into the file; ``commit``: that at its start."""
     results = read()
     today = time.strftime("%Y-%m-%d")
     results.commit, results.date, results.machine = commit, today, machine()
@@ -105,7 +102,6 @@ def write(suite: str, came: Outcome, commit: str) -> None:
         flake.dates = sorted({*flake.dates, today})
         flake.failure = placeless(failure)[-KEPT:]
     FILE.write_text(json.dumps(asdict(results), indent=1) + "\n")
-    PAGE.write_text(with_part(PAGE.read_text(), table(results), "nightly"))
 
 
 def placeless(text: str) -> str:
@@ -116,7 +112,7 @@ def placeless(text: str) -> str:
 
 
 def table(results: Results) -> str:
-    """Return the results as the page shows them."""
+    """Return the results as a page of the site shows them."""
     lines = [f"{results.date}, {results.machine}", "", f"| suite | commit | {' | '.join(COLUMNS)} |"]
     lines.append("|---|---|" + "---:|" * len(COLUMNS))
     for name, row in results.suites.items():

@@ -14,33 +14,17 @@ def table(rows: int) -> list[str]:
 
 def test_the_first_short_table_is_shown_and_every_other_one_is_a_link_named_after_its_heading() -> None:
     short, long = table(ROWS_MAX), table(ROWS_MAX + 1)
-    text = [
-        "",
-        *long,
-        "",
-        "### Waves, up: 1 s",
-        "",
-        *long,
-        "",
-        "Words.",
-        "",
-        *short,
-        "",
-        "**CPU**, ms",
-        "",
-        *long,
-        "",
-        *short,
-    ]
+    begin = ["", *long, "", "### Waves, up: 1 s", "", *long, "", "Words.", "", *short]
+    text = [*begin, "", "**CPU**, ms", "", *long, "", "**Bare**", "", *short]
     shown, files = with_data_beside("\n".join([*text, "", "### Rest", "", *table(1)]), "page")
     rows = ROWS_MAX + 1
     assert shown.splitlines() == [
         *("", f"[Table: {rows} rows](page/table.csv)", ""),
-        *("### Waves, up: 1 s", "", f"[Waves, up: 1 s: {rows} rows](page/waves-up-1-s.csv)"),
+        *(f"[Waves, up: 1 s: {rows} rows](page/waves-up-1-s.csv)",),
         *("", "Words.", "", *short, ""),
         *("**CPU**, ms", "", f"[CPU: {rows} rows](page/waves-up-1-s-cpu.csv)", ""),
-        *(f"[Waves, up: 1 s: {ROWS_MAX} rows](page/waves-up-1-s-2.csv)", ""),
-        *("### Rest", "", "[Rest: 1 row](page/rest.csv)"),
+        *(f"[Bare: {ROWS_MAX} rows](page/waves-up-1-s-bare.csv)", ""),
+        *("[Rest: 1 row](page/rest.csv)",),
     ]
     assert list(csv.reader(files["table.csv"].splitlines()))[:2] == [["who", "GPU-h"], ["0", "1,000"]]
     lengths = {name: len(content.splitlines()) - 1 for name, content in files.items()}
@@ -55,7 +39,7 @@ def test_a_part_is_written_with_its_data_and_data_that_nothing_links_goes(tmp_pa
         (tmp_path / "page" / name).write_text("a\n")
     write_part(page, "\n".join(["### New", "", *table(ROWS_MAX + 1)]), "live")
     assert page.read_text() == (
-        f"by hand\n<!-- begin live -->\n### New\n\n[New: {ROWS_MAX + 1} rows](page/live-new.csv)\n<!-- end live -->\n"
+        f"by hand\n<!-- begin live -->\n[New: {ROWS_MAX + 1} rows](page/live-new.csv)\n<!-- end live -->\n"
         "[others](page/others.csv)\n"
     )
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["live-new.csv", "others.csv"]

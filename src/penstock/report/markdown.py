@@ -87,6 +87,8 @@ def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dic
             name = _file_name(f"{prefix}{heading} {bold}", files)
             files[name] = _csv(table)
             rows = f"{len(table) - 1} row{'s' if len(table) > 2 else ''}"
+            if shown[-2:] == [f"**{bold}**" if bold else f"### {heading}", ""]:  # the link says it
+                del shown[-2:]
             shown.append(f"[{(bold or heading or 'Table').strip(' :.')}: {rows}]({folder}/{name})")
         bold, start = "", end
     return "\n".join(shown), files
