@@ -19,6 +19,9 @@ from penstock.inside.weights.weight_protocol import WEIGHTS_ENV
 from penstock.kernel.errors import ConfigError
 from penstock.report.markdown import ROWS_MAX
 from tests.docs.pages import GENERATED, ROOT
+from tests.llamacpp.setup.install import VERSION as LLAMACPP
+from tests.sglang.setup.install import SGLANG
+from tests.vllm.setup.install import VLLM
 
 WORDS_MAX = 60_000
 """Words of all committed pages below docs/: a reader's two hours. A page that grows takes them from another one."""
@@ -185,6 +188,15 @@ def result_faults(text: str) -> Iterator[str]:
             yield "has newer tables than its result: write that anew"
     if re.search(rf"(?:^\|.*\n){{{ROWS_MAX + 3}}}", text, re.MULTILINE):
         yield f"shows a table of more than {ROWS_MAX} rows: write_part makes CSV of it"
+
+
+def test_the_page_of_support_has_the_versions_that_tests_install() -> None:
+    page = (ROOT / "docs/reference/support.md").read_text()
+    installed = {"vLLM": VLLM, "SGLang": SGLANG, "llama.cpp": f"llama-cpp-python {LLAMACPP}"}
+    installed |= dict(re.findall(r"\b(nixl)==([\d.]+)", (ROOT / "Makefile").read_text()))
+    faults = [f"no row of {name} {version}" for name, version in installed.items()
+              if f"| {name.lower()} | {version} |" not in page.lower()]  # fmt: skip
+    assert not faults, "\n".join(faults)
 
 
 def test_the_page_of_settings_has_every_knob() -> None:
