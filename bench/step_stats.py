@@ -192,7 +192,7 @@ def tables(seed: int) -> str:
         runs.append((f"{load}, {rate:g} requests/s", "streamed" if streamed else "whole", cluster.pairs))
     lines = []
     for source, names in (("plug-in", PLUGIN), ("metrics", METRICS)):
-        lines += [f"Beside what the {source} tells:\n", f"| load per engine | answers | {' | '.join(names)} |"]
+        lines += [f"Compared with the {source}:\n", f"| load per engine | answers | {' | '.join(names)} |"]
         lines.append("|---|---|" + "---|" * len(names))
         for load, how, pairs in runs:
             cells = [cell([(true, guess) for one, true, guess in pairs[source] if one == name]) for name in names]
