@@ -6,13 +6,14 @@ from typing import Any
 
 from plan import MODES, SPEED_UP
 
+FIGURES = ("hit_rate", "ttft_mean_s")
 Run = dict[str, Any]
 """One line of results.jsonl: trace, blocks, mode, repeat, bench (what ``penstock bench --json`` printed)."""
 
 
 def tables(runs: Sequence[Run]) -> str:
-    """Return Markdown: one table per trace and cache size, then the checks of the order."""
-    parts: list[str] = []
+    """Return Markdown: every cell's medians in one table, a table per cell, then the checks of the order."""
+    parts = [summary(runs)]
     for trace in _values(runs, "trace"):
         parts.append(f"### {trace.capitalize()} trace\n")
         for blocks in _values(runs, "blocks"):
@@ -22,6 +23,23 @@ def tables(runs: Sequence[Run]) -> str:
     parts.append("### Does the order hold?\n")
     parts.append("\n".join(f"- {line}" for line in order(runs)) + "\n")
     return "\n".join(parts)
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """Return hit rate and mean TTFT of each mode in each cell."""
+    lines = [f"| trace, blocks per engine | {' | '.join(MODES)} |", "|---|" + "---:|" * len(MODES)]
+    for trace in _values(runs, "trace"):
+        for blocks in _values(runs, "blocks"):
+            cells = []
+            for mode in MODES:
+                cell = [
+                    run["bench"] for run in runs if (run["trace"], run["blocks"], run["mode"]) == (trace, blocks, mode)
+                ]
+                valid = [found for found in cell if found["valid"]]
+                middle = {key: statistics.median(found[key] for found in valid) for key in FIGURES if valid}
+                cells.append(", ".join(_shown(key, middle) for key in middle) or "-")
+            lines.append(f"| {trace}, {blocks:,} | {' | '.join(cells)} |")
+    return "### Hit rate and mean TTFT\n\n" + "\n".join(lines) + "\n"
 
 
 def order(runs: Sequence[Run]) -> list[str]:

@@ -54,10 +54,11 @@ def results(kv_ttft: tuple[float, ...]) -> list[dict[str, Any]]:
 
 def test_the_table_shows_medians_with_ranges_in_the_engines_time(bench: dict[str, ModuleType]) -> None:
     text = bench["table"].tables(results((0.01, 0.02, 0.06)))
-    row = next(line for line in text.splitlines() if line.startswith("| kv"))
+    row = next(line for line in text.splitlines() if line.startswith("| kv |"))
     assert "| 40.0% | 80.0% | 100 (50..300) |" in row
     assert "| 90.0% | 1 | 2 | 3 |" in row
     assert "2,048 blocks" in text
+    assert "| conversation, 2,048 | 40.0%, 100 ms | " in text
     assert "no exception" in text
     assert "kv is best in 6 of 6" in text
 
