@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kernel.errors import ConfigError
 from penstock.report.markdown import ROWS_MAX, with_data_beside, with_part, write_part
 
 
@@ -50,5 +51,5 @@ def test_a_new_page_has_its_title_and_one_without_the_part_is_an_error(tmp_path:
     write_part(page, "Words.", title="A study")
     assert page.read_text() == "# A study\n\n<!-- begin measured -->\nWords.\n<!-- end measured -->\n"
     assert not page.with_suffix("").exists()
-    with pytest.raises(ValueError, match="must have <!-- begin passes -->"):
+    with pytest.raises(ConfigError, match="must have <!-- begin passes -->"):
         with_part(page.read_text(), "new", "passes")

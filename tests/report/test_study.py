@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import UNKNOWN_LIMITS, Traffic
 from penstock.planner.observation import EngineState, ModelState, Observation
+from penstock.report.markdown import marks, with_data_beside, with_part
 from penstock.report.study import autoscaler_baselines, contenders, study_cells, study_run, study_tables
 from penstock.report.study.clairvoyant import Schedule
 from penstock.report.study.metric_faults import FAULTS
@@ -303,6 +304,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[study_cells.StudyCell]:
     return made
 
 
+NO_PART = "\n".join([*marks("measured"), ""])
+
+
 def options(folder: Path, **more) -> study_run.StudyOptions:
     given_ = {"docs": None, "full": False, "traces": None, "processes": 1, "until": None, "only": (), **more}
     return study_run.StudyOptions(out=folder / "study", **given_)
@@ -312,7 +316,9 @@ def test_a_study_writes_its_rows_its_tables_and_its_page(tiny, tmp_path, capsys)
     assert study_run.main(options(tmp_path, docs=tmp_path / "page.md")) == 0
     told = capsys.readouterr()
     page = (tmp_path / "study" / "study.md").read_text()
-    assert page == (tmp_path / "page.md").read_text() and told.out in page
+    assert told.out in page
+    assert with_part((tmp_path / "page.md").read_text(), "") == with_part("# Planner study\n\n" + NO_PART, "")
+    assert with_data_beside(told.out, "page")[0].strip() in (tmp_path / "page.md").read_text()
     assert "Everybody at the default knob" in page and "not done" not in page
     with (tmp_path / "study" / "cells.csv").open() as file:
         rows = list(csv.DictReader(file))

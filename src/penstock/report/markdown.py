@@ -8,6 +8,8 @@ import io
 import re
 from pathlib import Path
 
+from penstock.kernel.errors import ConfigError
+
 ROWS_MAX = 8
 """Rows of the longest table that a page shows."""
 _TITLE = re.compile(r"^(?:#+ (.+)|\*\*(.+?)\*\*.*)$")
@@ -25,7 +27,7 @@ def write_part(page: Path, text: str, name: str = "measured", *, title: str | No
         name: the part's.
         title: of a new page; without it, the page must be there.
     Raises:
-        ValueError: the page lacks the part.
+        ConfigError: the page lacks the part.
     """
     if title is not None and not page.exists():
         page.write_text("\n".join([f"# {title}", "", *marks(name), ""]))
@@ -45,11 +47,13 @@ def with_part(page: str, text: str, name: str = "measured") -> str:
     """Return a page with another text between its part's marks.
 
     Raises:
-        ValueError: the page does not have both marks once.
+        ConfigError: the page does not have both marks once.
     """
     begin, end = marks(name)
     if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"the page must have {begin} and {end} once each")
+        raise ConfigError(
+            f"the page must have {begin} and {end} once each", hint="put both lines where the tables are to go"
+        )
     head, rest = page.split(begin)
     return f"{head}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}"
 

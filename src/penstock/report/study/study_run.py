@@ -63,8 +63,9 @@ def main(options: StudyOptions) -> int:
     missing, sections = len(wanted) - len(done), sections_of(done)
     write_page(options.out / "study.html", study_page(done, sections, missing=missing))
     text = write(sections, missing=missing)
-    for place in filter(None, (options.out / "study.md", options.docs)):
-        write_part(place, text, title="Planner study")
+    (options.out / "study.md").write_text(f"# Planner study\n\n{text}")
+    if options.docs is not None:
+        write_part(options.docs, text, title="Planner study")
     sys.stdout.write(text)
     return 0
 
