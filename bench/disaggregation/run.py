@@ -23,7 +23,7 @@ import live
 import parity
 import sweep
 import table
-from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKERS, WORKS, Work
+from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKS, Work
 from sweep import Climb, Row
 
 from penstock.report.markdown import write_part
@@ -149,11 +149,11 @@ def tables(rows: Sequence[Row]) -> str:
         parts += [
             "### Sweep",
             f"By the best layout of each family: the requests per second that are held with {HELD:.0%} in SLO, and the "
-            "share in SLO at each load (aggregated / split / mix).",
+            "share in SLO at each load (aggregated / split / mix). Llama-3.1-8B on 8 GPUs, 70B on 32.",
         ]
     for work in works:
         mine = [row for row in by_part["sweep"] if row["work"] == work.name]
-        name = f"{work.name.capitalize()}: {work.model.name} on {WORKERS * work.model.tensor_parallel_size} GPUs"
+        name = work.name.capitalize()
         parts += [f"**{name}, load held**", table.held(mine, work), f"**{name}, shares**", table.shares(mine, work)]
     if by_part["rules"]:
         parts += ["### Other settings of the best layouts, at the third load", table.rules(by_part["rules"], works)]

@@ -84,7 +84,7 @@ def test_a_layout_that_is_overloaded_is_not_run_under_more_load(bench: dict[str,
     assert len(ran["1P7D"]) < len(ran["chunk 512"])
     assert bench["table"].share_of(rows, "1P7D", 11, 96.0) == 0.0
     text = bench["run"].tables(rows)
-    assert "**Long prompts: Llama-3.1-8B on 8 GPUs, load held**" in text
+    assert "**Long prompts, load held**" in text
     assert text.count("| 3, 30 |") == 2, "one line in the table of loads, one in that of shares"
 
 
