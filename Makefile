@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership clean help
+.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,14 @@ $(VENV)/.clients: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-nat
 	$(call into,.venv-nat,"nvidia-nat[langchain]")
 	@touch $@
+
+.venv-docs/.installed: pyproject.toml
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	$(call into,.venv-docs,-e '.[docs]')
+	@touch $@
+
+docs: .venv-docs/.installed ## Build the site into build/site, with the pages of settings and commands; a dead link fails
+	.venv-docs/bin/mkdocs build
 
 test: dev ## Lint, types, import contracts and all fast tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types

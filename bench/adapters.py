@@ -8,7 +8,6 @@ seed gives the same numbers on every machine.
 
 import argparse
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -16,6 +15,7 @@ from typing import Any
 
 from penstock.engine.settings import SimSettings
 from penstock.kernel.request_record import RequestRecord, weighted_percentile
+from penstock.report.markdown import write_part
 from penstock.router.settings import QueueSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
@@ -84,9 +84,7 @@ def main() -> None:
             lines.append(row(slots, mode, given.seeds))
             print(lines[-1], flush=True)
     if given.docs is not None:
-        page = given.docs.read_text()
-        mark = r"(<!-- bench/adapters\.py -->\n).*?(\n<!-- end -->)"
-        given.docs.write_text(re.sub(mark, lambda found: found[1] + "\n".join(lines) + found[2], page, flags=re.DOTALL))
+        write_part(given.docs, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.report.markdown import folded, with_table
+from penstock.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "examples/agents/cluster.yaml"
@@ -73,8 +73,7 @@ def main() -> None:
     for name, words in traffic.items():
         lines += rows(name, words)
     if given.docs is not None:
-        page = with_table(given.docs.read_text(), "agentic", "\n".join(lines))
-        given.docs.write_text(folded(page))
+        write_part(given.docs, "\n".join(lines), "agentic")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from penstock.report.markdown import with_table
+from penstock.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "examples/agents/coding_session.py"
@@ -82,7 +82,7 @@ def main() -> None:
     text = table(results)
     print(text)
     if given.docs is not None:
-        given.docs.write_text(with_table(given.docs.read_text(), "agents", text))
+        write_part(given.docs, text, "agents")
 
 
 if __name__ == "__main__":

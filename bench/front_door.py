@@ -22,13 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from penstock.adapters.engine_ports import free_port  # noqa: E402
-from penstock.report.markdown import folded  # noqa: E402
+from penstock.report.markdown import write_part  # noqa: E402
 from penstock.traffic.pseudo_words import words  # noqa: E402
 from tests.frontend.stand import Stand  # noqa: E402
 from tests.vllm.server import VllmServer  # noqa: E402
 from tests.vllm.test_front_door import PARSERS, TOOL, RenderProcess, answered, front  # noqa: E402
 
-MARK = "<!-- measured -->"
 SHAPES: dict[str, Any] = {
     "a sentence": "Name a city.",
     "150 words": words(150, seed=8),
@@ -57,8 +56,7 @@ def main() -> int:
     report = asyncio.run(measured(Path(os.environ["PENSTOCK_VLLM_VENV"]), options.checkpoint, options.rounds))
     print(report)
     if options.docs is not None:
-        head, mark, _ = options.docs.read_text().partition(MARK)
-        options.docs.write_text(f"{head}{mark}\n\n{report}")
+        write_part(options.docs, report)
     return 0
 
 
@@ -146,7 +144,7 @@ def page(samples: dict[tuple[str, str, str], list[Sample]], rounds: int) -> str:
             cells.append(f"{median:.1f} ({engine:.1f})")
         lines.append(f"| {shape} | {kind} | " + " | ".join(cells) + " |")
     lines += ["", *(f"- **{name}**: {text}." for name, text in WAYS.items()), ""]
-    return folded("\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 from penstock.adapters.engines.sim.sim_tokenizer import WORDS  # noqa: E402
 from penstock.frontend.prompt.chat_template import ChatTemplate  # noqa: E402
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer  # noqa: E402
+from penstock.report.markdown import write_part  # noqa: E402
 from tests.frontend.stand import Engine, stand  # noqa: E402
 from tests.frontend.test_prompt_tokenizer import CHATML  # noqa: E402
 from tests.frontend.tokenizer_kinds import KINDS  # noqa: E402
 
-MARK = "<!-- measured -->"
 TOKENS = 100_000
 NEW_TOKENS = 5_000
 KIND_NAMES = {
@@ -62,8 +62,7 @@ def main() -> int:
     report = page(asyncio.run(measured(options.rounds)), options.rounds)
     print(report)
     if options.docs is not None:
-        head, mark, _ = options.docs.read_text().partition(MARK)
-        options.docs.write_text(f"{head}{mark}\n\n{report}")
+        write_part(options.docs, report)
     return 0
 
 

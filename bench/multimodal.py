@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from penstock.cli.main import main as penstock
-from penstock.report.markdown import with_table
+from penstock.report.markdown import write_part
 
 MODEL, GPU = "Qwen3-8B", "h100"
 SLO_TTFT, SLO_ITL, SHARE = "2s", "30ms", 0.95
@@ -72,7 +72,7 @@ def main() -> int:
     table = "\n".join(lines)
     print(table)
     if options.docs is not None:
-        options.docs.write_text(with_table(options.docs.read_text(), "table", table))
+        write_part(options.docs, table)
     return 0
 
 

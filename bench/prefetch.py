@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.report.markdown import with_table
+from penstock.report.markdown import write_part
 from penstock.traffic.formats.mooncake import mooncake_lines
 from penstock.traffic.lengths import Lognormal
 from penstock.traffic.workloads import Coding, coding
@@ -66,8 +66,7 @@ def main() -> None:
                 )
                 print(lines[-1], flush=True)
     if given.docs is not None:
-        page = with_table(given.docs.read_text(), "prefetch", "\n".join(lines))
-        given.docs.write_text(page)
+        write_part(given.docs, "\n".join(lines), "prefetch")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 usage: python bench/readme_chart.py
 
-Reads the tables of docs/bench/planner-referee.md and docs/bench/routing.md; writes docs/pictures/beside-others.svg, and
-beside it a CSV with every number that is drawn. A test fails when either is stale.
+Reads the CSV beside docs/bench/planner-referee.md and docs/bench/routing.md; writes docs/pictures/beside-others.svg
+and a CSV with every number that is drawn. A test fails when either is stale.
 """
 
 import csv
@@ -61,31 +61,36 @@ class Bar(NamedTuple):
     ttft_ms: float
 
 
-def rows(page: str, *titles: str) -> Iterator[list[str]]:
-    """Yield the cells of the table that follows these lines, one after the other."""
-    for title in titles:
-        page = page.split(title, 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)
-    assert table is not None
-    for line in table[0].splitlines()[2:]:
-        yield [cell.strip() for cell in line.strip("|").split("|")]
+def rows(page: str, *words: str) -> list[dict[str, str]]:
+    """Return the rows of the one CSV file beside a measured page whose name has these words."""
+    slugs = [re.sub(r"[^a-z0-9]+", "-", each.lower()).strip("-") for each in words]
+    (file,) = (path for path in (DOCS / "bench" / page).glob("*.csv") if all(slug in path.name for slug in slugs))
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
-def points(page: str) -> list[Point]:
+def points() -> list[Point]:
     return [
-        Point(place, who.strip("*").replace("ours: slo", "Penstock: slo"), knob, float(hours), float(share.rstrip("%")))
+        Point(
+            place,
+            row["who"].replace("ours: slo", "Penstock: slo"),
+            row["knob"],
+            float(row["GPU-h"]),
+            float(row["in SLO"].rstrip("%")),
+        )
         for place in PLACES
-        for who, knob, share, hours, *_ in rows(page, f"### {place}")
+        for row in rows("planner-referee", place)
     ]
 
 
-def bars(page: str) -> list[Bar]:
+def bars() -> list[Bar]:
     found = []
     for trace in ("Conversation", "Synthetic"):
-        for mode, hit_rate, _, ttft, *_ in rows(page, f"### {trace} trace", f"**{CACHE}**"):
-            if mode in MODES:
-                middle, low, high = (float(text) for text in re.findall(r"(\d+\.\d)%", hit_rate))
-                found.append(Bar(trace.lower(), MODES[mode], middle, low, high, float(ttft.split()[0])))
+        for row in rows("routing", f"{trace} trace", CACHE):
+            if row["mode"] in MODES:
+                middle, low, high = (float(text) for text in re.findall(r"(\d+\.\d)%", row["hit rate"]))
+                ttft = float(row["TTFT mean"].split()[0])
+                found.append(Bar(trace.lower(), MODES[row["mode"]], middle, low, high, ttft))
     return found
 
 
@@ -191,8 +196,7 @@ def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
 
 def made() -> dict[str, str]:
     """Return what the pictures' folder should hold, by name."""
-    planners = points((DOCS / "bench" / "planner-referee.md").read_text())
-    routers = bars((DOCS / "bench" / "routing.md").read_text())
+    planners, routers = points(), bars()
     return {"beside-others.svg": svg(planners, routers), "beside-others.csv": as_csv(planners, routers)}
 
 

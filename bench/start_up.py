@@ -24,10 +24,10 @@ from pathlib import Path
 from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.start_log import VllmStart
 from penstock.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
+from penstock.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 500.0
-MARK = "<!-- measured -->"
 WAYS = {
     "disk, cold page cache": "files that nobody has read yet",
     "disk, warm page cache": "files that a server of this machine has read before: what the weight process keeps so",
@@ -58,8 +58,7 @@ def main() -> int:
         report = measure(venv, Path(text), options.rounds, max(1, round(options.mib / LAYER_MIB)), options.compile)
     print(report)
     if options.docs is not None:
-        head, mark, _ = options.docs.read_text().partition(MARK)
-        options.docs.write_text(f"{head}{mark}\n\n{report}")
+        write_part(options.docs, report)
     return 0
 
 

@@ -26,7 +26,8 @@ from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.simulation import Answer, Simulation
 from penstock.kernel.statistics import percentile
-from penstock.kernel.values import Prompt, RequestId, StepStats, Target, WorkerCard, WorkerId
+from penstock.kernel.values import Prompt, RequestId, StepStats, WorkerCard, WorkerId
+from penstock.report.markdown import write_part
 from penstock.router.events import Arrived, Dispatch, Finished, FirstToken, KvObserved, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
@@ -41,7 +42,6 @@ HEADS = 32
 """Prompt beginnings, of which each request takes one: half of its prompt."""
 LOADS = {"light": 4.0, "busy": 8.0, "more than fits": 16.0}
 """Requests per second and engine, about 1,000 tokens in and 250 out."""
-MARKS = ("<!-- step_stats -->", "<!-- end of step_stats -->")
 PLUGIN = ("decode_kv", "queued_prefill_tokens")
 METRICS = ("wall", "prefill_tokens", "decode_seqs", "decode_kv", "queued_requests", "queued_prefill_tokens")
 
@@ -126,7 +126,7 @@ class Cluster:
         pool = self.router.pools.get("sim")
         if pool is not None:
             for worker, looks in self.looks.items():
-                looks.append(look(pool.active.on(Target(worker)), self.size, now))
+                looks.append(look((each for each in pool.active if each.target.worker == worker), self.size, now))
 
     def close_window(self, now: Nanos) -> None:
         for worker, engine in self.engines.items():
@@ -192,7 +192,7 @@ def tables(seed: int) -> str:
         runs.append((f"{load}, {rate:g} requests/s", "streamed" if streamed else "whole", cluster.pairs))
     lines = []
     for source, names in (("plug-in", PLUGIN), ("metrics", METRICS)):
-        lines += [f"Beside what the {source} tells:\n", f"| load per engine | answers | {' | '.join(names)} |"]
+        lines += [f"Compared with the {source}:\n", f"| load per engine | answers | {' | '.join(names)} |"]
         lines.append("|---|---|" + "---|" * len(names))
         for load, how, pairs in runs:
             cells = [cell([(true, guess) for one, true, guess in pairs[source] if one == name]) for name in names]
@@ -209,9 +209,7 @@ def main() -> None:
     text = tables(options.seed)
     print(text)
     if options.docs is not None:
-        page = options.docs.read_text()
-        before, rest = page.split(MARKS[0])
-        options.docs.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+        write_part(options.docs, text, "step_stats")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ times as much. The production router decides, on virtual time: the same seed giv
 import argparse
 import heapq
 import random
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.engine.settings import SimSettings
 from penstock.kernel.request_record import RequestRecord, weighted_percentile
+from penstock.report.markdown import write_part
 from penstock.router.settings import QueueSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
@@ -96,12 +96,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if given.docs is not None:
-        page = given.docs.read_text()
-        mark = r"(<!-- bench/tenants\.py -->\n).*?(\n<!-- end -->)"
-        changed = re.sub(mark, lambda found: found[1] + text + found[2], page, flags=re.DOTALL)
-        if changed == page and text not in page:
-            raise SystemExit(f"{given.docs} has no <!-- bench/tenants.py --> and <!-- end -->")
-        given.docs.write_text(changed)
+        write_part(given.docs, text, "tenants")
 
 
 if __name__ == "__main__":

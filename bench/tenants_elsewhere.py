@@ -10,7 +10,6 @@ import argparse
 import heapq
 import math
 import random
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import RequestId
+from penstock.report.markdown import write_part
 from penstock.router.events import Arrived, PeerUpdate, Publish
 from penstock.router.router import Router
 from penstock.router.settings import QueueSettings, RouterSettings
@@ -384,10 +384,7 @@ def main() -> None:
     for case in STEADY:
         add(steady_row(case, seeds))
     if given.docs is not None:
-        page = given.docs.read_text()
-        mark = r"(<!-- bench/tenants_elsewhere\.py -->\n).*?(\n<!-- end -->)"
-        changed = re.sub(mark, lambda found: found[1] + "\n".join(lines) + found[2], page, flags=re.DOTALL)
-        given.docs.write_text(changed)
+        write_part(given.docs, "\n".join(lines), "tenants_elsewhere")
 
 
 if __name__ == "__main__":

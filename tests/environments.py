@@ -68,6 +68,7 @@ ENVIRONMENTS = {
         variables={f"PENSTOCK_{name.upper()}": f"{AGENTS}/node_modules/.bin/{name}" for name in ("codex", "claude")},
         optional=True,
     ),
+    "docs": Environment(("make", ".venv-docs/.installed")),
     "kubernetes": Environment(
         (PYTHON, "tests/kubernetes/setup/install.py", PROGRAMS),
         variables={"PENSTOCK_K8S_PROGRAMS": PROGRAMS},

@@ -1,4 +1,4 @@
-"""The results of `make nightly`: docs/reference/nightly.json, its table in testing.md, and what changed since."""
+"""The results of `make nightly`: docs/reference/nightly.json, its table on the site, and what changed since."""
 
 import json
 import os
@@ -16,8 +16,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs/reference/nightly.json"
-PAGE = ROOT / "docs/reference/testing.md"
-TABLE = re.compile(r"<!-- nightly -->.*<!-- end -->", re.DOTALL)
 COLUMNS = ("passed", "failed", "rerun", "skipped", "seconds")
 KEPT = 4_000
 """Characters of a first failure that are kept: its end, where the error stands."""
@@ -94,7 +92,7 @@ def read() -> Results:
 
 
 def write(suite: str, came: Outcome, commit: str) -> None:
-    """Put what came of a suite into the file, and into the page's table; ``commit``: that at its start."""
+    """Put what came of a suite into the file; ``commit``: that at its start."""
     results = read()
     today = time.strftime("%Y-%m-%d")
     results.commit, results.date, results.machine = commit, today, machine()
@@ -104,7 +102,6 @@ def write(suite: str, came: Outcome, commit: str) -> None:
         flake.dates = sorted({*flake.dates, today})
         flake.failure = placeless(failure)[-KEPT:]
     FILE.write_text(json.dumps(asdict(results), indent=1) + "\n")
-    PAGE.write_text(TABLE.sub(lambda _: table(results), PAGE.read_text()))
 
 
 def placeless(text: str) -> str:
@@ -115,7 +112,7 @@ def placeless(text: str) -> str:
 
 
 def table(results: Results) -> str:
-    """Return the results as the page shows them."""
+    """Return the results as a page of the site shows them."""
     lines = [f"{results.date}, {results.machine}", "", f"| suite | commit | {' | '.join(COLUMNS)} |"]
     lines.append("|---|---|" + "---:|" * len(COLUMNS))
     for name, row in results.suites.items():
@@ -125,7 +122,7 @@ def table(results: Results) -> str:
     lines.append(f"| all | | {total} |")
     if results.flakes:
         lines += ["", "Passed in their second run only: " + ", ".join(f"`{test}`" for test in sorted(results.flakes))]
-    return "\n".join(["<!-- nightly -->", *lines, "<!-- end -->"])
+    return "\n".join(lines)
 
 
 def repeated() -> int:

@@ -116,6 +116,7 @@ ENGINES = (
     *SERVERS,
 )
 IMAGE = "tests/kubernetes/test_image.py"
+SITE = "tests/docs/test_site.py"
 PROGRAMS = ("kubectl", "helm", "envoy", "nginx", "haproxy", "xds")
 
 SUITES = (
@@ -334,7 +335,7 @@ SUITES = (
         spread="loadfile",
         needs=("clients",),
         requires=("schemathesis",),
-        options=without(*CLIENTS, *OPERATE),
+        options=without(*CLIENTS, *OPERATE, SITE),
     ),
     Suite(
         "double",
@@ -345,6 +346,9 @@ SUITES = (
         spread="loadfile",
         needs=("kubernetes",),
         requires=PROGRAMS,
+    ),
+    Suite(
+        "docs", (SITE,), subject=("docs", "mkdocs.yml"), select="slow", workers=1, needs=("docs",), requires=("mkdocs",)
     ),
     Suite("image", (IMAGE,), subject=("Dockerfile", ".dockerignore", *BUILD), select="", workers=1),
     Suite(

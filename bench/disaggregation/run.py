@@ -23,8 +23,10 @@ import live
 import parity
 import sweep
 import table
-from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKERS, WORKS, Work
+from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKS, Work
 from sweep import Climb, Row
+
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     text = tables(rows)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(table.page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 
@@ -144,16 +146,15 @@ def tables(rows: Sequence[Row]) -> str:
             " one family alone is ahead, by 2 % of all requests or more:",
             table.score(by_part["sweep"], works),
         ]
+        parts += [
+            "### Sweep",
+            f"By the best layout of each family: the requests per second that are held with {HELD:.0%} in SLO, and the "
+            "share in SLO at each load (aggregated / split / mix). Llama-3.1-8B on 8 GPUs, 70B on 32.",
+        ]
     for work in works:
         mine = [row for row in by_part["sweep"] if row["work"] == work.name]
-        gpus = WORKERS * work.model.tensor_parallel_size
-        parts += [
-            f"### {work.name.capitalize()}: {work.model.name} on {gpus} GPUs",
-            f"Requests per second that are held with {HELD:.0%} in SLO, by the best layout of each family:",
-            table.held(mine, work),
-            "Share in SLO at each load, best aggregated / best split / best mix:",
-            table.shares(mine, work),
-        ]
+        name = work.name.capitalize()
+        parts += [f"**{name}, load held**", table.held(mine, work), f"**{name}, shares**", table.shares(mine, work)]
     if by_part["rules"]:
         parts += ["### Other settings of the best layouts, at the third load", table.rules(by_part["rules"], works)]
     if by_part["live"]:

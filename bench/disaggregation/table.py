@@ -7,9 +7,6 @@ from typing import Any
 from plan import HELD, Work
 from sweep import middle_of
 
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 FAMILIES = ("aggregated", "split", "mix")
 TIE = 0.05
 """Loads that differ by less than this share are held equally well."""
@@ -214,12 +211,6 @@ def winner(best: dict[str, tuple[float, str]]) -> str:
         return "none"
     near = [family for family, (held, _) in best.items() if held >= most * (1 - TIE)]
     return "all" if len(near) == len(best) else ", ".join(near)
-
-
-def page_with(page: str, text: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{folded(text)}\n{END}{rest.partition(END)[2]}"
 
 
 def _layouts(rows: Sequence[Row], work: Work, family: str) -> list[str]:

@@ -27,6 +27,7 @@ from tail import steps_at_the_end
 from penstock.config.files.timing_files import load_timing
 from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.timing.timing_model import timing_of
+from penstock.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
                 continue
             print(text, flush=True)
             if options.docs is not None:
-                table.write(options.docs, name, text)
+                write_part(options.docs, text, name)
             done += 1
     return 0 if done else ABSENT
 

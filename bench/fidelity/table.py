@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 from errors import LATENCIES, POINTS, Compared
@@ -12,7 +11,6 @@ from passes import Recovered, Stretch
 from tail import Steps
 
 from penstock.engine.timing.timing_model import TimingModel
-from penstock.report.markdown import folded
 
 TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
 """Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""
@@ -51,10 +49,14 @@ def recovered(ours: Recovered, theirs: Recovered, timing: TimingModel) -> str:
         timing: what passes take by the profile.
     """
     lines = [
+        "**When a pass is planned**",
+        "",
         "| a pass is planned when the one before it | milestones | contradicted |",
         "|---|---:|---:|",
         f"| ends | {ours.milestones} | {ours.contradicted} |",
         f"| starts | {theirs.milestones} | {theirs.contradicted} |",
+        "",
+        "**Longer than by the profile**",
         "",
         "| passes | stretches | longer than by the profile, ms per pass |",
         "|---|---:|---:|",
@@ -78,7 +80,12 @@ def recovered(ours: Recovered, theirs: Recovered, timing: TimingModel) -> str:
 def steps_at_the_end(run: Run, tail: Sequence[Steps]) -> str:
     """Return the part on the steps at the end of a run."""
     shown = " | ".join(f"{one.seqs:.0f}" for one in tail)
-    lines = [f"| {run.name}: sequences at its end, second by second | {shown} |", f"|---|{'---:|' * len(tail)}"]
+    lines = [
+        f"**{run.name}, its end**",
+        "",
+        f"| sequences, second by second | {shown} |",
+        f"|---|{'---:|' * len(tail)}",
+    ]
     lines.append(f"| step, ms | {' | '.join(f'{one.real * 1e3:.1f}' for one in tail)} |")
     lines.append(f"| longer than by the profile, ms | {' | '.join(_ms(one.real - one.operators) for one in tail)} |")
     return "\n".join(lines)
@@ -120,23 +127,6 @@ def live(found: Live, day: str, machine: str) -> str:
 def most(difference: float) -> float:
     """Return the largest error that the goal on the live run allows, as a share."""
     return max(FLOOR, TIMES * abs(difference))
-
-
-def replaced(page: str, part: str, text: str) -> str:
-    """Return the page with one part's table replaced.
-
-    Raises:
-        ValueError: the page lacks the part's markers.
-    """
-    begin, end = f"<!-- begin {part} -->", f"<!-- end {part} -->"
-    if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"the page must have {begin} and {end} once each")
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n{folded(text)}\n{end}{rest.split(end)[1]}"
-
-
-def write(page: Path, part: str, text: str) -> None:
-    page.write_text(replaced(page.read_text(), part, text))
 
 
 def _longer(one: Stretch, timing: TimingModel) -> float:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,10 @@ def whole(got: bytearray) -> bool:
     return got.endswith(b"0\r\n\r\n")
 
 
-def request(body: bytes) -> bytes:
+def request(body: bytes, key: str | None = None) -> bytes:
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    if key is not None:
+        head += f"authorization: Bearer {key}\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -125,7 +128,8 @@ class Measurement:
         )
         # Made beforehand, so that making them does not take the gateway's CPU; a new prompt stays new for a whole run.
         count = int(asked.get("prepared", 4000))
-        self.requests: list[bytes] = [request(body) for body, _ in zip(made, range(count))]
+        keys = cycle(asked.get("keys") or [None])
+        self.requests: list[bytes] = [request(body, key) for body, key, _ in zip(made, keys, range(count))]
         self.took: list[float] = []
         self.ttft: list[float] = []
         self.events = 0

@@ -22,7 +22,9 @@ from typing import Any
 
 from cells import CELLS, HOLD
 from servers import GATEWAYS, Missing, Setting, engines, running
-from table import page_with, tables
+from table import tables
+
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ENGINES = 4
@@ -106,7 +108,7 @@ def finish(results: dict[str, Any], docs: Path | None) -> int:
     text = tables(results)
     print(text)
     if docs is not None:
-        docs.write_text(page_with(docs.read_text(), text))
+        write_part(docs, text)
     return 0
 
 

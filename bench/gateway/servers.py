@@ -51,6 +51,8 @@ class Gateway:
     """Whose CPU and memory count."""
     others: dict[str, list[int]] = field(default_factory=dict)
     """Processes whose CPU is told apart, such as a peer's own engines."""
+    keys: tuple[str, ...] = ()
+    """Of its clients, where it wants any."""
 
 
 @contextlib.contextmanager
@@ -113,16 +115,19 @@ def direct(setting: Setting, start: Start) -> Gateway:
     return Gateway(setting.ports[0], [])
 
 
-def ours(setting: Setting, start: Start, *, tokenizer: bool = False, processes: int = 1) -> Gateway:
+def ours(setting: Setting, start: Start, *, tokenizer: bool = False, processes: int = 1, tenants: int = 0) -> Gateway:
     port = free_port()
     penstock = shutil.which("penstock") or str(Path(sys.executable).with_name("penstock"))
     command = [penstock, "attach", *setting.urls, "--model", "tiny", "--set", f"frontend.port={port}"]
     command += ["--set", f"frontend.processes={processes}", "--block-size", "64"]
     if tokenizer:
         command += ["--tokenizer", str(setting.model)]
+    keys = tuple(f"key-of-tenant-{number}" for number in range(tenants))
+    for number, key in enumerate(keys):
+        command += ["--set", f'tenants.t{number}={{keys: ["{key}"]}}']
     process = start("penstock", command, PENSTOCK_STATE_DIR=str(setting.folder / "state"))
-    wait_for(port, process)
-    return Gateway(port, family(process.pid))
+    wait_for(port, process, *keys[:1])
+    return Gateway(port, family(process.pid), keys=keys)
 
 
 def haproxy(setting: Setting, start: Start) -> Gateway:
@@ -227,6 +232,7 @@ GATEWAYS: dict[str, Callable[[Setting, Start], Gateway]] = {
     "ours": ours,
     "ours-full": lambda setting, start: ours(setting, start, tokenizer=True),
     "ours-two": lambda setting, start: ours(setting, start, processes=2),
+    "ours-tenants": lambda setting, start: ours(setting, start, tenants=4),
 }
 
 
@@ -256,12 +262,11 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+def wait_for(port: int, process: "subprocess.Popen[bytes]", key: str = "none") -> None:
     """Wait until a chat is answered with 200."""
     body = b'{"model":"tiny","messages":[{"role":"user","content":"hello"}],"max_tokens":2}'
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=body, headers=headers)
     until = time.monotonic() + READY_WITHIN
     said = "nothing"
     while time.monotonic() < until:

@@ -3,9 +3,14 @@
 from statistics import median
 from typing import Any
 
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
+HEADLINES = (
+    "unary w100 new c1",
+    "unary w100 new c16",
+    "stream w100 new c16",
+    "unary w2000 new c16",
+    "unary w2000 cold c16",
+)
+"""Cells that a reader looks for first."""
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -14,6 +19,8 @@ def tables(results: dict[str, Any]) -> str:
     names = list(dict.fromkeys(run["gateway"] for run in runs))
     lines = heading(results)
     cells = [cell for cell in dict.fromkeys(run["cell"] for run in runs) if cell != "hold"]
+    shown = [(cell, "cpu_ms") for cell in HEADLINES if cell in cells]
+    lines += block("CPU per request in brief, ms", names, shown, runs, skip=("direct",))
     lines += block("CPU per request, ms", names, [(cell, "cpu_ms") for cell in cells], runs, skip=("direct",))
     lines += block("Median latency, ms (streams: first token)", names, [(c, p50(c)) for c in cells], runs)
     lines += block("99th percentile, ms (streams: first token)", names, [(c, p99(c)) for c in cells], runs)
@@ -127,10 +134,3 @@ def number(found: float | None) -> str:
         if found >= 0.1
         else f"{found:.3f}"
     )
-
-
-def page_with(page: str, text: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, foot = rest.partition(END)
-    return f"{head}{BEGIN}\n{folded(text)}\n{END}{foot}"

@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from table import page_with, table
+from table import table
+
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 1800
@@ -49,7 +51,7 @@ def finish(results: dict[str, Any], docs: Path | None) -> int:
     text = table(results)
     print(text)
     if docs is not None:
-        docs.write_text(page_with(docs.read_text(), text))
+        write_part(docs, text)
     return 0
 
 

@@ -4,10 +4,6 @@ from typing import Any
 
 from workload import middle
 
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
-
 ROWS = [
     ("apply_256", "apply 256 blocks", "us"),
     ("apply_1", "apply 1 block", "us"),
@@ -64,13 +60,6 @@ def table(results: dict[str, Any]) -> str:
                 f"| {ratio(translated, both)} |"
             )
     return "\n".join(lines)
-
-
-def page_with(page: str, text: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, foot = rest.partition(END)
-    return f"{head}{BEGIN}\n{folded(text)}\n{END}{foot}"
 
 
 def value(runs: list[dict[str, Any]], kind: str, name: str) -> float | None:

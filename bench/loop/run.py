@@ -20,13 +20,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from penstock.report.markdown import write_part
+
 LOADS: dict[str, list[str]] = {
     "chat, 4 requests/s": ["--workload", "chat", "--rate", "4", "--requests", "60"],
     "chat, 10 requests/s": ["--workload", "chat", "--rate", "10", "--requests", "150"],
     "rag, 4 requests/s": ["--workload", "rag", "--rate", "4", "--requests", "60"],
     "agent, 10 requests/s": ["--workload", "agent", "--rate", "10", "--requests", "150"],
 }
-MARK = re.compile(r"<!-- table -->.*<!-- end -->", re.DOTALL)
 
 
 def one(load: list[str], seed: int) -> dict[str, float]:
@@ -89,8 +90,7 @@ def main() -> int:
         rows.append(f"| {name} | {min(r['requests'] for r in runs):.0f} | {blocks} | {stalls:.0f} | {looks:,.0f} |")
         print(rows[-1], flush=True)
     if options.docs is not None:
-        table = f"<!-- table -->\n{time.strftime('%Y-%m-%d', time.gmtime())}\n\n" + "\n".join(rows) + "\n<!-- end -->"
-        options.docs.write_text(MARK.sub(lambda _: table, options.docs.read_text()))
+        write_part(options.docs, "\n".join([time.strftime("%Y-%m-%d", time.gmtime()), "", *rows]))
     return 0
 
 

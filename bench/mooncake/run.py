@@ -32,7 +32,9 @@ from plan import (
     read_trace,
     write_slice,
 )
-from table import tables, write_docs
+from table import tables
+
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 SKIPPED = 77
@@ -132,7 +134,7 @@ def finish(folder: Path, docs: Path | None) -> int:
     (folder / "tables.md").write_text(text)
     print(text)
     if docs is not None:
-        write_docs(docs, text)
+        write_part(docs, text)
         print(f"tables written into {docs}")
     return 0
 

@@ -2,22 +2,18 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from plan import MODES, SPEED_UP
 
-from penstock.report.markdown import folded
-
+FIGURES = ("hit_rate", "ttft_mean_s")
 Run = dict[str, Any]
 """One line of results.jsonl: trace, blocks, mode, repeat, bench (what ``penstock bench --json`` printed)."""
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-
 
 def tables(runs: Sequence[Run]) -> str:
-    """Return Markdown: one table per trace and cache size, then the checks of the order."""
-    parts: list[str] = []
+    """Return Markdown: every cell's medians in one table, a table per cell, then the checks of the order."""
+    parts = [summary(runs)]
     for trace in _values(runs, "trace"):
         parts.append(f"### {trace.capitalize()} trace\n")
         for blocks in _values(runs, "blocks"):
@@ -27,6 +23,23 @@ def tables(runs: Sequence[Run]) -> str:
     parts.append("### Does the order hold?\n")
     parts.append("\n".join(f"- {line}" for line in order(runs)) + "\n")
     return "\n".join(parts)
+
+
+def summary(runs: Sequence[Run]) -> str:
+    """Return hit rate and mean TTFT of each mode in each cell."""
+    lines = [f"| trace, blocks per engine | {' | '.join(MODES)} |", "|---|" + "---:|" * len(MODES)]
+    for trace in _values(runs, "trace"):
+        for blocks in _values(runs, "blocks"):
+            cells = []
+            for mode in MODES:
+                cell = [
+                    run["bench"] for run in runs if (run["trace"], run["blocks"], run["mode"]) == (trace, blocks, mode)
+                ]
+                valid = [found for found in cell if found["valid"]]
+                middle = {key: statistics.median(found[key] for found in valid) for key in FIGURES if valid}
+                cells.append(", ".join(_shown(key, middle) for key in middle) or "-")
+            lines.append(f"| {trace}, {blocks:,} | {' | '.join(cells)} |")
+    return "### Hit rate and mean TTFT\n\n" + "\n".join(lines) + "\n"
 
 
 def order(runs: Sequence[Run]) -> list[str]:
@@ -59,20 +72,6 @@ def order(runs: Sequence[Run]) -> list[str]:
     if unknown:
         first += f"; {unknown} repeats could not be compared for want of valid runs"
     return [first, *(lines or ["no exception" if held else "nothing was compared"])]
-
-
-def write_docs(path: Path, text: str) -> None:
-    """Put the tables between the markers of a page.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
-    page = path.read_text()
-    if BEGIN not in page or END not in page:
-        raise ValueError(f"{path} has no lines {BEGIN} and {END}")
-    before, rest = page.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n{folded(text.rstrip())}\n{END}{after}")
 
 
 def _table(cell: Sequence[Run], blocks: int) -> str:

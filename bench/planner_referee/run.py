@@ -22,9 +22,10 @@ from typing import Any
 import plan
 import traffic
 from plan import Cell, Place
-from table import page, page_with
+from table import page
 
 from penstock.kernel.numeric_threads import ONE_THREAD
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> int:
     text = page(done, wanted)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from plan import GPUS, ITL, TTFT, Cell, Place
 
-from penstock.report.markdown import folded
+from penstock.planner.settings import PlannerSettings
 
-BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 EVEN = 0.5
 """Points within which nobody is ahead: seeds differ by as much."""
+DEFAULT_KNOB = f"{PlannerSettings().slo.miss_cost:g}"
 Done = Mapping[Cell, Mapping[str, Any]]
 
 
@@ -23,12 +23,6 @@ class Point(NamedTuple):
     gpu_hours: float
     kept: float
     whose: str = ""
-
-
-def page_with(text: str, tables: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{folded(tables)}\n{END}{rest.partition(END)[2]}"
 
 
 def page(done: Done, wanted: Sequence[Cell]) -> str:
@@ -83,6 +77,9 @@ def summary(done: Done) -> str:
         "the same GPU-hours: median over seeds, and the range. A range with both signs, or a median within "
         f"{EVEN:g} points, is a *tie*. Where a front ends below ours, its last point counts: nobody has to spend "
         "more. *Fewer misses* says of their best's misses how many ours spares.\n\n"
+        + f"**At the default knob, miss_cost {DEFAULT_KNOB}**\n\n"
+        + _markdown(head, [row for row in rows if row[1] == DEFAULT_KNOB], "llrrrrrlr")
+        + "\n\n**At every knob**\n\n"
         + _markdown(head, rows, "llrrrrrlr")
         + "\n\n"
         + " ".join(

@@ -21,7 +21,7 @@ import numpy as np
 from closed_loop import closed_loop
 from points import Point, points_of, shape_named, weights_of
 from run import ABSENT, Fitted, fitted, parse
-from table import BEGIN, END, as_setting, beside_of
+from table import as_setting, beside_of
 
 from penstock.config.files.aiconfigurator_timing import predicted_profile
 from penstock.engine.settings import Calibration, TimingSettings
@@ -29,7 +29,7 @@ from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.operators import OperatorTiming
 from penstock.engine.timing.roofline import Roofline, work_of
 from penstock.kernel.errors import ConfigError
-from penstock.report.markdown import folded
+from penstock.report.markdown import write_part
 
 SLOS_MS = (10.0, 20.0, 30.0, 50.0, 100.0)
 """TPOT that a deployment must keep."""
@@ -104,8 +104,7 @@ def main(arguments: list[str]) -> int:
     page = "\n\n".join(text)
     print(page)
     if options.docs is not None:
-        before, rest = options.docs.read_text().split(BEGIN)
-        options.docs.write_text(f"{before}{BEGIN}\n{folded(page)}\n{END}{rest.split(END)[1]}")
+        write_part(options.docs, page)
     return 0
 
 

@@ -18,9 +18,10 @@ from statistics import median
 from closed_loop import Looped, closed_loop
 from points import Point, points_of
 from roofline_fit import START, PredictedPoint, fit, predicted
-from table import Row, as_setting, beside_of, constants, errors, page_with
+from table import Row, as_setting, beside_of, constants, errors
 
 from penstock.engine.settings import Calibration
+from penstock.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     text = report(options.fit, options.points)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

@@ -9,9 +9,6 @@ from points import Point
 from roofline_fit import NAMES
 
 from penstock.engine.settings import Calibration
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 
 
 class Row:
@@ -69,9 +66,3 @@ def _line(name: str, rows: Sequence[Row], count: int) -> str:
             signed = f" ({100 * statistics.median(values):+.0f})" if i == 0 else ""
             cells.append(f"{100 * statistics.median(abs(value) for value in values):.1f}{signed}")
     return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
-
-
-def page_with(page: str, text: str) -> str:
-    """Return the page with its table replaced."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{folded(text)}\n{END}{rest.split(END)[1]}"

@@ -37,7 +37,7 @@ from penstock.adapters.stores.sqlite_store import SqliteStore  # noqa: E402
 from penstock.adapters.task_cancel import cancel_all  # noqa: E402
 from penstock.config.settings.discovery_settings import KubernetesSettings  # noqa: E402
 from penstock.kernel.values import RequestId, WorkerCard, WorkerId  # noqa: E402
-from penstock.report.markdown import folded  # noqa: E402
+from penstock.report.markdown import write_part  # noqa: E402
 from penstock.router.events import Finished, FirstToken, OperatorNote, Publish, ReplayWanted  # noqa: E402
 from penstock.router.router import Router  # noqa: E402
 from penstock.router.settings import RouterSettings  # noqa: E402
@@ -48,7 +48,6 @@ from penstock.runtime.live_driver import LiveDriver  # noqa: E402
 from penstock.testing.router_world import BLOCK, RouterWorld, arrived, card  # noqa: E402
 from tests.servers import Etcd  # noqa: E402
 
-MARK = "<!-- measured -->"
 STORES = ("sqlite", "etcd", "kubernetes")
 TTL = 10.0
 AT_ONCE = 64
@@ -80,11 +79,10 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-membership-") as text, place(kind, Path(text)) as found:
             rows += asyncio.run(measured(found, options.workers))
-    report = folded(page(rows, options.workers))
+    report = page(rows, options.workers)
     print(report)
     if options.docs is not None:
-        head, mark, _ = options.docs.read_text().partition(MARK)
-        options.docs.write_text(f"{head}{mark}\n\n{report}")
+        write_part(options.docs, report)
     return 0
 
 

@@ -21,14 +21,23 @@ HERE = Path(__file__).resolve().parent
 GATEWAY = HERE.parent / "gateway"
 sys.path.insert(0, str(GATEWAY))
 
+from hold import resident  # noqa: E402
 from load import cpu_seconds  # noqa: E402
 from run import machine, script  # noqa: E402
 from servers import GATEWAYS, Missing, engines, running  # noqa: E402
-from table import page_with  # noqa: E402
+
+from penstock.report.markdown import write_part  # noqa: E402
 
 CELLS: dict[str, dict[str, Any]] = {
     "unary": {"stream": False, "words": 100, "concurrency": 16, "warm": 2.0},
     "streamed": {"stream": True, "words": 100, "concurrency": 16, "warm": 2.0},
+    "paced": {"stream": True, "words": 100, "concurrency": 64, "warm": 2.0, "tokens": 64, "gap_ms": 10},
+}
+TABLES = {
+    "unary": "CPU per unary request, ms",
+    "streamed": "CPU per streamed request, ms",
+    "first": "first token of 64 paced streams, ms",
+    "memory": "memory, MB",
 }
 LOOK_SECONDS = 3.0
 LOOKS_MAX = 10
@@ -56,7 +65,7 @@ def main(arguments: list[str]) -> int:
     text = tables(found, skipped, options.sizes, options.gateways)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 
@@ -71,12 +80,16 @@ def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, s
                 with running(name, setting) as gateway:
                     settle(gateway.pids)
                     for cell, asked in CELLS.items():
-                        told = {**asked, "port": gateway.port, "pids": gateway.pids, "seed": repeat}
-                        result = script("load.py", {**told, "seconds": options.seconds})
+                        told = {**asked, "port": gateway.port, "pids": gateway.pids, "keys": gateway.keys}
+                        result = script("load.py", {**told, "seed": repeat, "seconds": options.seconds})
                         if result["errors"]:
                             raise SystemExit(f"{name} over {size}: {result['first_error']}")
-                        found.setdefault((name, size, cell), []).append(result["cpu_ms"])
-                        print(f"{name:14} {size:5} {cell:9} {result['cpu_ms']:.3f} ms", file=sys.stderr)
+                        seen = {"first": result["ttft_p50_ms"]} if cell == "paced" else {cell: result["cpu_ms"]}
+                        if cell == "paced":
+                            seen["memory"] = resident(gateway.pids) / 1e6
+                        for row, value in seen.items():
+                            found.setdefault((name, size, row), []).append(value)
+                            print(f"{name:14} {size:5} {row:9} {value:.3f}", file=sys.stderr)
             except Missing as missing:
                 skipped[name] = str(missing)
 
@@ -97,12 +110,12 @@ def tables(found: Found, skipped: dict[str, str], sizes: list[int], names: list[
     """Return the medians, with ours beside the peers and each beside its own smallest fleet."""
     on = machine()
     lines = [
-        f"{on['date']}, {on['cpu']}, {on['cores']} cores, Python {on['python']}; CPU per request in ms, medians over "
-        f"runs, in brackets the times of the same gateway before {sizes[0]} engines",
+        f"{on['date']}, {on['cpu']}, {on['cores']} cores, Python {on['python']}; medians over runs, in brackets the "
+        f"times of the same gateway before {sizes[0]} engines",
         "",
     ]
-    for cell in CELLS:
-        lines += [f"| {cell} | {' | '.join(f'{size:,} engines' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+    for cell, title in TABLES.items():
+        lines += [f"| {title} | {' | '.join(f'{size:,} engines' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
         for name in names:
             middles = [median(found[name, size, cell]) for size in sizes if (name, size, cell) in found]
             if middles:

@@ -20,7 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from table import Cells, Figures, against_peer, by_length, by_size, page_with
+from table import Cells, Figures, against_peer, by_length, by_size
+
+from penstock.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -80,7 +82,7 @@ def main(arguments: list[str]) -> int:
     text = "\n\n".join(parts)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

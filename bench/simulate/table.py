@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from statistics import median
 
-from penstock.report.markdown import folded
-
-BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
-
 Figures = dict[str, float]
 """wall: seconds of computing; requests; ttft, itl, e2e: means in seconds; reuse: share; peak: MiB."""
 Cells = dict[tuple[str, int], dict[str, list[Figures]]]
@@ -68,9 +64,3 @@ def by_length(rows: Sequence[tuple[int, Figures]]) -> str:
 def middle(runs: Sequence[Figures]) -> Figures | None:
     """Return the median of each figure."""
     return {name: median(run[name] for run in runs) for name in runs[0]} if runs else None
-
-
-def page_with(page: str, text: str) -> str:
-    """Return a page with the part between its markers replaced."""
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{folded(text)}\n{END}{rest.partition(END)[2]}"

@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # servers are started as the tests do it
 # ruff: noqa: E402
 
-from table import page_with_live
 
 from penstock.adapters.engine_ports import free_port
+from penstock.report.markdown import write_part
 from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
 from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
 from penstock.traffic.formats.mooncake import mooncake_lines
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     text = "\n".join(lines)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with_live(options.docs.read_text(), text))
+        write_part(options.docs, text, "live")
     return 0
 
 

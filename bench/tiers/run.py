@@ -20,12 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from table import Cell, break_even, cells, page_with
+from table import Cell, break_even, cells
 
 import penstock
 from penstock.config.files.timing_files import load_timing
 from penstock.engine.kv_capacity import with_blocks
 from penstock.engine.settings import SimSettings, TimingSettings
+from penstock.report.markdown import write_part
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
 from penstock.simulate.tiers.tier_plan import TierPlan
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
     text = "\n\n".join((about(options), cells(found), break_even()))
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

@@ -7,10 +7,7 @@ from penstock.engine.kv_capacity import kv_bytes_per_token
 from penstock.engine.settings import SimSettings, TierLinks, TimingSettings
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.machine import SECOND
-from penstock.report.markdown import folded
 
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
-LIVE_BEGIN, LIVE_END = "<!-- live -->", "<!-- /live -->"
 ENGINES = {
     "Llama-3.2-1B": 1,
     "Llama-3.1-8B": 1,
@@ -95,19 +92,3 @@ def break_even() -> str:
         figures = " | ".join(f"{need / 1e9:.1f} GB/s" for need in needs)
         rows.append(f"| {model} | {gpus} | {size / 1024:.0f} KiB | {figures} | {pays or 'nothing'} |")
     return "\n".join(rows)
-
-
-def page_with(page: str, text: str) -> str:
-    """Return the page with the simulated part between its markers replaced."""
-    return _with(page, folded(text), BEGIN, END)
-
-
-def page_with_live(page: str, text: str) -> str:
-    """Return the page with the live part between its markers replaced."""
-    return _with(page, text, LIVE_BEGIN, LIVE_END)
-
-
-def _with(page: str, text: str, begin: str, end: str) -> str:
-    head, _, rest = page.partition(begin)
-    _, _, tail = rest.partition(end)
-    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"

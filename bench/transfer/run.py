@@ -29,7 +29,9 @@ import memory
 import network
 from child import Child, cpu_seconds
 from sizes import BLOCKS, TOTAL
-from table import page_with, table
+from table import table
+
+from penstock.report.markdown import write_part
 
 Way = Callable[[int], Awaitable[float]]
 """Moves `TOTAL` bytes in blocks of a size; returns seconds."""
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
     text = table(results)
     print(text)
     if options.docs is not None:
-        options.docs.write_text(page_with(options.docs.read_text(), text))
+        write_part(options.docs, text)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-BEGIN, END = "<!-- begin table -->", "<!-- end table -->"
 TITLES = {
     "memcpy": ("Within one process", "one copy"),
     "shm": ("Shared memory between two processes", "one copy"),
@@ -66,9 +65,3 @@ def cell(rows: list[dict[str, Any]], block: int, direction: str, way: str, raw: 
         if way == raw or "ratio" not in row
         else f"{row['rate']:.2f} ({row['ratio']:.2f}; {row['cpu_ratio']:.2f})"
     )
-
-
-def page_with(page: str, text: str) -> str:
-    """Return the page with a new table."""
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    return f"{before}{BEGIN}\n{text.rstrip()}\n{END}{after}"

@@ -37,7 +37,7 @@ def test_reserved_and_foreign_names_are_left_alone():
         ("PENSTOCK_ROUTR__MODE", "did you mean PENSTOCK_ROUTER__MODE?"),
         ("PENSTOCK_URLS", "did you mean PENSTOCK_URL?"),
         ("PENSTOCK_ROUTER_MODE", "did you mean PENSTOCK_ROUTER__MODE?"),
-        ("PENSTOCK_QQQQQ", "docs/reference/configuration.md lists all names"),
+        ("PENSTOCK_QQQQQ", "`penstock config docs` lists all names"),
         ("PENSTOCK_ROUTER__MODE__X", "did you mean"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import house, nightly, run
+from tests.docs.pages import GENERATED
 from tests.nightly import Results, Row
 from tests.suites import ROOT, SUITES, covers, known
 
@@ -149,14 +150,12 @@ def test_a_run_without_tests_has_failed(tmp_path: Path) -> None:
     assert run.summary({"none": outcome}) == 1
 
 
-def test_the_page_shows_what_the_last_nightly_wrote() -> None:
-    assert nightly.table(nightly.read()) in nightly.PAGE.read_text()
+def test_the_site_shows_what_the_last_nightly_wrote() -> None:
+    assert nightly.table(nightly.read()) in GENERATED["reference/nightly.md"]
 
 
 def test_a_nightly_writes_its_row_and_its_flakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nightly, "FILE", tmp_path / "nightly.json")
-    monkeypatch.setattr(nightly, "PAGE", tmp_path / "testing.md")
-    nightly.PAGE.write_text("before <!-- nightly --> <!-- end --> after")
     outcome = run.Outcome(
         passed=5, rerun=1, seconds=2.4, first_failures={"tests/test_a.py::test_b": "x" * 9_000 + f"{ROOT}/tests"}
     )
@@ -167,7 +166,7 @@ def test_a_nightly_writes_its_row_and_its_flakes(tmp_path: Path, monkeypatch: py
     failure = results.flakes["tests/test_a.py::test_b"].failure
     assert len(failure) == nightly.KEPT and failure.endswith("x./tests"), "no folder of this machine"
     assert nightly.repeated() == 0
-    assert "| `pure` |" in nightly.PAGE.read_text() and nightly.PAGE.read_text().endswith("<!-- end --> after")
+    assert "| `pure` |" in nightly.table(results)
     results.flakes["tests/test_a.py::test_b"].dates.insert(0, "2026-01-01")
     assert results.flaky_twice == ["tests/test_a.py::test_b"]
 

@@ -234,7 +234,7 @@ async def stand(
         peers=None,
         status=status,
         observers=SimpleNamespace(
-            stats=EngineStats(EngineStatsSettings(interval=0.0), lambda worker: NOTHING, "router")
+            stats=EngineStats(EngineStatsSettings(interval=0.0), lambda workers: [NOTHING] * len(workers), "router")
         ),
         store=None,
         membership=SimpleNamespace(silent=set()),

@@ -84,7 +84,7 @@ def test_a_layout_that_is_overloaded_is_not_run_under_more_load(bench: dict[str,
     assert len(ran["1P7D"]) < len(ran["chunk 512"])
     assert bench["table"].share_of(rows, "1P7D", 11, 96.0) == 0.0
     text = bench["run"].tables(rows)
-    assert "### Long prompts: Llama-3.1-8B on 8 GPUs" in text
+    assert "**Long prompts, load held**" in text
     assert text.count("| 3, 30 |") == 2, "one line in the table of loads, one in that of shares"
 
 
@@ -167,11 +167,12 @@ def test_a_folder_of_results_makes_the_page_again(
     lines = (json.dumps({**row, "part": "sweep", "work": "long prompts"}) + "\n" for row in rows)
     (tmp_path / "results.jsonl").write_text("".join(lines))
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- begin tables -->\n| of yesterday |\n<!-- end tables -->\nafter\n")
+    page.write_text("before\n<!-- begin measured -->\n| of yesterday |\n<!-- end measured -->\nafter\n")
     assert bench["run"].main(["--resume", str(tmp_path), "--part", "--docs", str(page)]) == 0
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "yesterday" not in text
     assert "| long prompts | 12 | 0 | 0 | 0 | 0 | 12 | 0 | 0 | 48 |" in text, (
         "by all pairs, in the one load that was run"
     )
-    assert "8.4/s (chunk 512)" in text and "8.4/s (chunk 512)" in capsys.readouterr().out
+    (held,) = (tmp_path / "page").glob("*-load-held.csv")
+    assert "8.4/s (chunk 512)" in held.read_text() and "8.4/s (chunk 512)" in capsys.readouterr().out

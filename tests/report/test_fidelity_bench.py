@@ -194,15 +194,6 @@ def test_errors_of_a_busy_machine_are_not_judged(bench: dict[str, ModuleType]) -
     assert "1% and 20% of its passes' time. **The machine was busy" in text
 
 
-def test_a_page_takes_each_part_between_its_own_markers(bench: dict[str, ModuleType]) -> None:
-    table = bench["table"]
-    page = "a\n<!-- begin live -->\nold\n<!-- end live -->\nb\n<!-- begin measured -->\n<!-- end measured -->\n"
-    text = table.replaced(page, "live", "new")
-    assert text == page.replace("old", "new") and table.replaced(text, "live", "new") == text
-    with pytest.raises(ValueError, match="begin passes"):
-        table.replaced(page, "passes", "new")
-
-
 def test_what_is_absent_is_named_and_leaves_the_page_alone(
     bench: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,10 +54,11 @@ def results(kv_ttft: tuple[float, ...]) -> list[dict[str, Any]]:
 
 def test_the_table_shows_medians_with_ranges_in_the_engines_time(bench: dict[str, ModuleType]) -> None:
     text = bench["table"].tables(results((0.01, 0.02, 0.06)))
-    row = next(line for line in text.splitlines() if line.startswith("| kv"))
+    row = next(line for line in text.splitlines() if line.startswith("| kv |"))
     assert "| 40.0% | 80.0% | 100 (50..300) |" in row
     assert "| 90.0% | 1 | 2 | 3 |" in row
     assert "2,048 blocks" in text
+    assert "| conversation, 2,048 | 40.0%, 100 ms | " in text
     assert "no exception" in text
     assert "kv is best in 6 of 6" in text
 
@@ -76,17 +77,6 @@ def test_invalid_runs_are_counted_and_not_compared(bench: dict[str, ModuleType])
     text = bench["table"].tables(runs)
     assert "0 (1 invalid)" in text
     assert "1 repeats could not be compared" in text
-
-
-def test_the_page_takes_the_tables_between_its_markers(bench: dict[str, ModuleType], tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nafter\n")
-    bench["table"].write_docs(page, "new\n")
-    bench["table"].write_docs(page, "newer\n")
-    assert page.read_text() == "before\n<!-- measured: begin -->\nnewer\n<!-- measured: end -->\nafter\n"
-    page.write_text("none")
-    with pytest.raises(ValueError, match="no lines"):
-        bench["table"].write_docs(page, "new")
 
 
 def test_a_resumed_folder_is_tabulated(

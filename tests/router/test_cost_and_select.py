@@ -28,7 +28,14 @@ from penstock.router.selection.cost import (
     block_cost,
     latency_cost,
 )
-from penstock.router.selection.cost_table import Candidates, CostTable, active_requests_of, totals_of
+from penstock.router.selection.cost_table import (
+    Candidates,
+    CostTable,
+    active_requests_of,
+    cached_beside_most,
+    most_cached,
+    totals_of,
+)
 from penstock.router.selection.select import discounted, probabilities, select
 from penstock.router.settings import CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
@@ -368,3 +375,15 @@ def test_a_prediction_counts_no_block_of_a_lower_tier_twice() -> None:
     for depth, expected in ((4, (4, 1, 9)), (8, (8, 0, 6)), (20, (20, 0, 0))):
         pool.predicted.overlap.return_value = {a: depth}
         assert pool.overlaps(Prompt(640, [1, 2, 3]), 0)[a][:3] == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=24, max_size=40), st.integers(0, 23))
+def test_what_is_cached_beside_the_most_is_the_same_of_columns_and_rows(held: list[tuple[int, int]], at: int) -> None:
+    targets = [(target(f"w{number}"), None) for number in range(len(held))]
+    zeros = np.zeros(len(held), dtype=np.int64)
+    demand = RequestDemand(Prompt(100, [1, 2, 3, 4]), 0, 16, 10.0, 0, 1.0)
+    tiers = np.array(held).T
+    candidates = Candidates(zeros, zeros, zeros, 0, tiers[0], [tiers[1], zeros], 1, (0.0, 0.0, 0.0), 1.0)
+    table = CostTable(demand, CostSettings(), targets, {to: place for place, (to, _) in enumerate(targets)}, candidates)
+    assert cached_beside_most(table, at) == cached_beside_most(list(table), at)
+    assert table.most_cached() == most_cached(list(table))

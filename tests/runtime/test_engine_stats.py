@@ -60,14 +60,14 @@ async def ask(stats: EngineStats) -> None:
 def look_at(stats: EngineStats) -> None:
     """Take one sample of every engine."""
     for worker, watched in stats._watched.items():
-        watched.samples.append(stats._look(worker))
+        watched.samples += stats._look([worker])
 
 
 @pytest.mark.parametrize("engines, most", [(1, 60), (4, 60), (50, 60), (40, 2), (37, 1)])
 async def test_every_engine_has_its_turn_and_none_is_asked_too_often(
     sources: dict[WorkerId, Told], engines: int, most: int
 ) -> None:
-    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "me")
     asked: Counter[WorkerId] = Counter()
     for number in range(engines):
         stats.start(card(WorkerId(f"e-{number}")))
@@ -88,7 +88,7 @@ async def test_every_engine_has_its_turn_and_none_is_asked_too_often(
 
 
 async def test_an_engine_that_hangs_delays_no_other(sources: dict[WorkerId, Told]) -> None:
-    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "me")
     stats.start(card(A))
     stats.start(card(B))
     held = asyncio.Event()
@@ -118,7 +118,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> dict[WorkerId, Told]:
 
 
 async def test_each_reader_gets_every_window_once(sources: dict[WorkerId, Told]) -> None:
-    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "me")
     stats.start(card(A))
     stats.start(card(B))
     assert stats.take("planner") == {} and stats.status(A) is None
@@ -138,7 +138,7 @@ async def test_each_reader_gets_every_window_once(sources: dict[WorkerId, Told])
 
 
 async def test_readers_that_stay_away_are_forgotten(sources: dict[WorkerId, Told]) -> None:
-    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "me")
     stats.start(card(A))
     for number in range(2 * module.READERS_MAX):
         stats.take(f"reader-{number}")
@@ -153,7 +153,7 @@ async def test_readers_that_stay_away_are_forgotten(sources: dict[WorkerId, Told
 async def test_an_engine_that_makes_no_sense_harms_no_other(
     sources: dict[WorkerId, Told], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stats = EngineStats(EngineStatsSettings(), lambda worker: IDLE, "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "me")
     stats.start(card(A))
     stats.start(card(B))
     sources[A].windows = [RuntimeError("odd"), passes(3)]
@@ -168,7 +168,7 @@ async def test_an_engine_that_makes_no_sense_harms_no_other(
 
 async def test_silence_counts_as_idleness_only_while_nothing_was_placed(sources: dict[WorkerId, Told]) -> None:
     seen = {A: IDLE}
-    stats = EngineStats(EngineStatsSettings(), lambda worker: seen[worker], "me")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [seen[worker] for worker in workers], "me")
     stats.start(card(A))
     look_at(stats)
     await ask(stats)
@@ -181,7 +181,7 @@ async def test_silence_counts_as_idleness_only_while_nothing_was_placed(sources:
 
 
 async def test_it_runs_by_itself_and_can_be_switched_off(sources: dict[WorkerId, Told]) -> None:
-    stats = EngineStats(EngineStatsSettings(interval=0.02), lambda worker: BUSY, "me")
+    stats = EngineStats(EngineStatsSettings(interval=0.02), lambda workers: [BUSY] * len(workers), "me")
     stats.start(card(A))
     sources[A].windows = [passes(1), passes(2)]
     task = asyncio.create_task(stats.run())
@@ -193,7 +193,7 @@ async def test_it_runs_by_itself_and_can_be_switched_off(sources: dict[WorkerId,
     window = stats.last(A)
     assert window is not None and "decode_kv" in window.steps.estimated
     await stats.close()
-    off = EngineStats(EngineStatsSettings(interval=0), lambda worker: BUSY, "me")
+    off = EngineStats(EngineStatsSettings(interval=0), lambda workers: [BUSY] * len(workers), "me")
     off.start(card(B))
     await off.run()
     assert B not in sources
@@ -204,13 +204,12 @@ def test_a_look_counts_what_the_router_placed() -> None:
     place = {"unhashed_blocks": 1, "now": SECOND // 2}
     active.place(RequestId("x"), target, prefill_tokens=100, blocks=[1, 2, 3], **place)
     active.place(RequestId("y"), target, prefill_tokens=40, blocks=[1, 2], **place)
-    active.place(RequestId("z"), Target(B), prefill_tokens=40, blocks=[9], **place)
-    assert look(active.on(target), 16, SECOND) == LoadLook(0, 0.0, 0.0, ((16 * 3.5, 0.5), (16 * 2.5, 0.5)))
+    assert look(active, 16, SECOND) == LoadLook(0, 0.0, 0.0, ((16 * 3.5, 0.5), (16 * 2.5, 0.5)))
     active.first_token(RequestId("x"), SECOND)
-    seen = look(active.on(target), 16, 3 * SECOND)
+    seen = look(active, 16, 3 * SECOND)
     assert seen == LoadLook(decoding=1, decode_kv=16 * 3.5, ages=2.0, silent=((16 * 2.5, 2.5),))
     active.grown(RequestId("x"), 2, 3 * SECOND)
-    assert look(active.on(target), 16, 3 * SECOND) == LoadLook(1, 16 * 5.5, 0.0, ((16 * 2.5, 2.5),))
+    assert look(active, 16, 3 * SECOND) == LoadLook(1, 16 * 5.5, 0.0, ((16 * 2.5, 2.5),))
 
 
 def test_what_can_be_estimated_is_put_in_and_named() -> None:
@@ -270,7 +269,7 @@ async def test_kv_that_expired_is_a_finding(sources: dict[WorkerId, Told], monke
         return f'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {next(pages)}'
 
     monkeypatch.setattr(module.EngineServer, "text", text)
-    stats = EngineStats(EngineStatsSettings(), lambda _: IDLE, "r")
+    stats = EngineStats(EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "r")
     stats.start(msgspec.structs.replace(card(A), role="prefill"))
     stats.start(msgspec.structs.replace(card(B), role="decode"))
     counts = []
@@ -297,7 +296,9 @@ async def test_costs_of_tiers_are_told_when_they_change(
         return None if page is None else "\n".join(f'{name}{{engine="0"}} {value}' for name, value in page.items())
 
     monkeypatch.setattr(module.EngineServer, "text", text)
-    stats = EngineStats(EngineStatsSettings(), lambda _: IDLE, "r", priced=lambda *each: told.append(each))
+    stats = EngineStats(
+        EngineStatsSettings(), lambda workers: [IDLE] * len(workers), "r", priced=lambda *each: told.append(each)
+    )
     stats.start(msgspec.structs.replace(card(A), labels={TIERS_LABEL: "lru"}))
     stats.start(card(B))  # without tiers: its page is not read
     for _ in range(5):

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import resource
 import signal
 import statistics
@@ -27,11 +26,10 @@ from typing import Any
 import aiohttp
 
 from penstock.adapters.engine_ports import free_port
-from penstock.report.markdown import folded
+from penstock.report.markdown import write_part
 from tests.live.cluster import Served, post
 from tests.soak.caches import disagreements, tasks_of
 
-MARK = re.compile(r"<!-- table -->.*<!-- end -->", re.DOTALL)
 CLIENTS = 24
 TOPICS = 40
 """Different beginnings of prompts: enough to fill the engines' caches, so that they evict."""
@@ -411,8 +409,7 @@ def main() -> int:
     table = "\n".join(lines)
     print(table)
     if options.docs is not None:
-        page = options.docs.read_text()
-        options.docs.write_text(MARK.sub(lambda _: f"<!-- table -->\n{folded(table)}\n<!-- end -->", page))
+        write_part(options.docs, table)
     return 1 if found else 0
 
 

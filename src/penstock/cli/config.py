@@ -153,9 +153,9 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
     return 0
 
 
-@command.command("docs", hidden=True)
+@command.command("docs", epilog="\b\nExample:\n  penstock config docs | less")
 def docs() -> int:
-    """Print docs/reference/configuration.md."""
+    """Print every setting with its unit, its default and what it trades, as Markdown."""
     from penstock.config.derived.docs import configuration_page
 
     click.echo(configuration_page(), nl=False)

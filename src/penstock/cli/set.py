@@ -20,7 +20,7 @@ Examples:
   penstock set router.queue.wait_max=5s logs.level=debug
   penstock set router.overload.ttft=null          unset it
 
-docs/reference/configuration.md marks the knobs that are live. The others take a change of the config and a restart.
+`penstock config docs` marks the knobs that are live. The others take a change of the config and a restart.
 A changed knob counts until the cluster ends; every change is a line of changes.jsonl in the run folder.
 """
 

@@ -1,53 +1,119 @@
-"""Markdown of measured pages: tables put in their place, and long ones folded away, so that the result comes first."""
+"""Measured parts of Markdown pages: each shows one short table, and has its other tables as CSV beside the page.
 
+A part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. What stands around it is written by hand.
+"""
+
+import csv
+import io
 import re
-from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.kernel.errors import ConfigError
 
 ROWS_MAX = 8
-"""Rows of the longest table that a page shows unfolded."""
+"""Rows of the longest table that a page shows."""
 _TITLE = re.compile(r"^(?:#+ (.+)|\*\*(.+?)\*\*.*)$")
+_SLUG_MAX = 70
 
 
-def folded(text: str) -> str:
-    """Return Markdown whose tables of more than `ROWS_MAX` rows open by a click.
+def write_part(page: Path, text: str, name: str = "measured", *, title: str | None = None) -> None:
+    """Write a part of a page anew, its long tables as CSV files into the folder that is named like the page.
 
-    A fold is named after the heading, or the bold line, right above its table; without one, after its columns.
+    CSV files there that the page does not link any more are removed.
+
+    Args:
+        page: a Markdown file.
+        text: Markdown that becomes the part.
+        name: the part's.
+        title: of a new page; without it, the page must be there.
+    Raises:
+        ConfigError: the page lacks the part.
     """
-    return "\n".join(_folded(text.splitlines()))
+    if title is not None and not page.exists():
+        page.write_text("\n".join([f"# {title}", "", *marks(name), ""]))
+    shown, files = with_data_beside(text, page.stem, "" if name == "measured" else f"{name}-")
+    page.write_text(with_part(page.read_text(), shown, name))
+    folder = page.with_suffix("")
+    if files:
+        folder.mkdir(exist_ok=True)
+    for file, content in files.items():
+        (folder / file).write_text(content)
+    for path in folder.glob("*.csv"):
+        if f"({page.stem}/{path.name})" not in page.read_text():
+            path.unlink()
 
 
-def with_table(page: str, name: str, table: str) -> str:
-    """Return a page with another table between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+def with_part(page: str, text: str, name: str = "measured") -> str:
+    """Return a page with another text between its part's marks.
 
     Raises:
-        ValueError: the page has not one such place.
+        ConfigError: the page does not have both marks once.
     """
-    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    page, count = place.subn(lambda marks: f"{marks[1]}\n{table}\n\n{marks[2]}", page)
-    if count != 1:
-        raise ValueError(f"the page has {count} places for the table {name}, not one")
-    return page
+    begin, end = marks(name)
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ConfigError(
+            f"the page must have {begin} and {end} once each", hint="put both lines where the tables are to go"
+        )
+    head, rest = page.split(begin)
+    return f"{head}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}"
 
 
-def _folded(lines: list[str]) -> Iterator[str]:
-    title = ""
-    start = 0
+def marks(name: str) -> tuple[str, str]:
+    """Return the lines between which a part stands."""
+    return f"<!-- begin {name} -->", f"<!-- end {name} -->"
+
+
+def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dict[str, str]]:
+    """Return Markdown with its first short table alone, a link in place of every other one, and those as CSV by name.
+
+    A file is named after the last heading above its table and the bold line between the two. ``prefix``: of the names.
+    """
+    lines = text.splitlines()
+    shown: list[str] = []
+    files: dict[str, str] = {}
+    heading, bold, one_shown, start = "", "", False, 0
     while start < len(lines):
         end = start
         while end < len(lines) and lines[end].startswith("|"):
             end += 1
         if end == start:
             if found := _TITLE.match(lines[start]):
-                title = found[1] or found[2]
-            yield lines[start]
+                heading, bold = (found[1], "") if found[1] else (heading, found[2])
+            shown.append(lines[start])
             start += 1
             continue
-        rows = end - start - 2  # without head and rule
-        if rows > ROWS_MAX:
-            columns = ", ".join(filter(None, (cell.strip() for cell in lines[start].split("|"))))
-            name = title or columns.replace("**", "")
-            yield from (f"<details><summary>{name}: {rows} rows</summary>", "", *lines[start:end], "", "</details>")
+        table = [_cells(line) for line in lines[start:end]]
+        del table[1]  # the rule below the head
+        if len(table) - 1 <= ROWS_MAX and not one_shown:
+            one_shown = True
+            shown += lines[start:end]
         else:
-            yield from lines[start:end]
-        title = ""
-        start = end
+            name = _file_name(f"{prefix}{heading} {bold}", files)
+            files[name] = _csv(table)
+            rows = f"{len(table) - 1} row{'s' if len(table) > 2 else ''}"
+            if shown[-2:] == [f"**{bold}**" if bold else f"### {heading}", ""]:  # the link says it
+                del shown[-2:]
+            shown.append(f"[{(bold or heading or 'Table').strip(' :.')}: {rows}]({folder}/{name})")
+        bold, start = "", end
+    return "\n".join(shown), files
+
+
+def _cells(line: str) -> list[str]:
+    inner = line.strip().removeprefix("|").removesuffix("|")
+    return [re.sub(r"\*\*|`", "", cell).strip() for cell in re.split(r"(?<!\\)\|", inner)]
+
+
+def _file_name(title: str, taken: dict[str, str]) -> str:
+    slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:_SLUG_MAX].rstrip("-") or "table"
+    number = 1
+    name = f"{slug}.csv"
+    while name in taken:
+        number += 1
+        name = f"{slug}-{number}.csv"
+    return name
+
+
+def _csv(table: list[list[str]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(table)
+    return out.getvalue()

@@ -66,6 +66,7 @@ to encode, and that no such worker could take. The worker that prefills encodes 
 
 
 HEARD = ("exact", "late")
+APPROXIMATE, PREDICTED = np.int8(SOURCES.index("approximate")), np.int8(SOURCES.index("predicted"))
 """States of a target whose events, since its router listens, are all known: there, history has nothing to add."""
 LINK_FAULTS = 3
 """Hand-offs in a row that must fail: one may be of a request that ended, two of a moment without memory."""
@@ -320,22 +321,23 @@ class ModelPool:
         if not self.indexed or not blocks:
             return 0, [], 0
         guessed = None if self.history is None else self.history.column(blocks, place, now)
-        device, lower = np.zeros(len(place), dtype=np.int64), list[Column]()
-        source = device
-        if self.exact is not None and not text:
-            device, tiers = self.exact.columns(self._reachable(prompt), place)
-            lower = list(tiers)
-            source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
-        if guessed is not None and np.count_nonzero(guessed):
-            if not text and self.streams:
-                targets = list(place)
-                for held in guessed.nonzero()[0].tolist():
-                    if self.kv_state(targets[held]) in HEARD:
-                        guessed[held] = 0
+        if guessed is not None and not text and self.streams:
+            targets = list(place)
+            for held in guessed.nonzero()[0].tolist():
+                if self.kv_state(targets[held]) in HEARD:
+                    guessed[held] = 0
+        if guessed is not None and not np.count_nonzero(guessed):
+            guessed = None
+        if self.exact is None or text:  # the guess is all there is
+            return (0, [], 0) if guessed is None else (guessed, [], (guessed > 0) * APPROXIMATE)
+        device, tiers = self.exact.columns(self._reachable(prompt), place)
+        lower: list[Column] = list(tiers)
+        source = (sum(lower, device) > 0).view(np.int8)  # the exact index is number 1 of `SOURCES`
+        if guessed is not None:
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
-            source = np.where(more, SOURCES.index("approximate"), source)
-        if self.predicted is not None and self.exact is not None and not text:
+            source = np.where(more, APPROXIMATE, source)
+        if self.predicted is not None:
             depth = self.predicted.column(blocks, place, now)
             more = depth > device
             if self.exact.windowed():
@@ -346,7 +348,7 @@ class ModelPool:
                     lower[0] = np.where(more, np.maximum(0, device + lower[0] - depth), lower[0])
                     lower[1] = np.where(more, np.minimum(lower[1], left), lower[1])
                 device = np.where(more, depth, device)
-                source = np.where(more, SOURCES.index("predicted"), source)
+                source = np.where(more, PREDICTED, source)
         if lower and self.tier_costs.costs:
             most, size = self._cacheable(prompt), self.block_size
             lower = list(self.tier_costs.counted_columns(place, device, lower, most, size))

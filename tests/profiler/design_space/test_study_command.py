@@ -19,7 +19,7 @@ HEAD = "model,hardware,prompt_size,average_power,peak_power"
 
 def test_the_command_writes_a_page_with_its_data_beside_it(tmp_path: Path) -> None:
     docs = tmp_path / "page.md"
-    docs.write_text("# Mine\n\nby hand\n\n<!-- begin tables -->\nold\n<!-- end tables -->\nfoot\n")
+    docs.write_text("# Mine\n\nby hand\n\n<!-- begin measured -->\nold\n<!-- end measured -->\nfoot\n")
     arguments = ["disaggregation", "--model", "Llama-3.1-70B", "--traffic", "16k/2k", "--no-simulate"]
     result = CliRunner().invoke(command, [*arguments, "--out", str(tmp_path / "out"), "--docs", str(docs)])
     assert result.exit_code == 0, result.output

@@ -11,7 +11,7 @@ from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Dispatch
-from penstock.router.selection.cost_table import cached_at, most_cached, place_of
+from penstock.router.selection.cost_table import cached_beside_most, place_of
 from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"
@@ -175,7 +175,7 @@ class FrontendMetrics(MetricNamesOf):
         place = place_of(costs, decision.chosen)
         if place is None:
             return
-        (tokens, blocks), (most, best) = cached_at(costs, place), cached_at(costs, most_cached(costs))
+        tokens, blocks, most, best = cached_beside_most(costs, place)
         of.selected_prefix.value += tokens
         of.best_prefix.value += most
         self._of_router.blocks_lost.observe(best - blocks)

@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md: every knob in a table, derived from the structs."""
+"""Writes the page of settings: every knob in a table, derived from the structs."""
 
 from itertools import groupby
 
@@ -10,8 +10,6 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 
 HEAD = """\
 # Configuration
-
-<!-- Made by `penstock config docs > docs/reference/configuration.md`; a test fails when it is stale. -->
 
 One YAML file sets up a cluster; without one, `penstock up` takes the embedded default: one simulated model in
 one pool of four engines. `penstock config init` prints a commented file to start from, `penstock config check
@@ -65,7 +63,7 @@ TAIL = """
 
 
 def configuration_page() -> str:
-    """Return docs/reference/configuration.md."""
+    """Return the page of settings as Markdown: the site has it, and `penstock config docs` prints it."""
     reserved = "; ".join(f"`{name}` ({meaning})" for name, meaning in RESERVED.items())
     parts = [HEAD + reserved + "."]
     knobs = derive(ClusterSettings)

@@ -13,7 +13,7 @@ from penstock.profiler.design_space.design_report import sections_of_study, writ
 from penstock.profiler.design_space.design_study import MODELS, TRAFFIC, DesignSpace, cases
 from penstock.profiler.design_space.energy_rows import FILE, energy_section
 from penstock.profiler.design_space.simulated_rows import simulated_section
-from penstock.report.study.study_run import page
+from penstock.report.markdown import write_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,7 @@ def main(options: DesignOptions) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     text = write_study(options.out, spaces, sections, took)
     if options.docs is not None:
-        before = options.docs.read_text() if options.docs.is_file() else ""
-        options.docs.write_text(page(before, text, "Disaggregation study"))
+        write_part(options.docs, text, title="Disaggregation study")
     sys.stdout.write(text)
     return 0
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
 from penstock.page.page_file import write_page
-from penstock.report.markdown import folded
+from penstock.report.markdown import write_part
 from penstock.report.study.study_cells import StudyRow, as_rows, cells, do_all
 from penstock.report.study.study_tables import sections_of, study_page, write
-
-BEGIN, END = "<!-- begin tables -->", "<!-- end tables -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +63,11 @@ def main(options: StudyOptions) -> int:
     missing, sections = len(wanted) - len(done), sections_of(done)
     write_page(options.out / "study.html", study_page(done, sections, missing=missing))
     text = write(sections, missing=missing)
-    (options.out / "study.md").write_text(page("", text))
+    (options.out / "study.md").write_text(f"# Planner study\n\n{text}")
     if options.docs is not None:
-        options.docs.write_text(page(options.docs.read_text() if options.docs.is_file() else "", text))
+        write_part(options.docs, text, title="Planner study")
     sys.stdout.write(text)
     return 0
-
-
-def page(before: str, tables: str, title: str = "Planner study") -> str:
-    """Return a page with its tables replaced; the hand-written text around them stays, ``title`` is for a new page."""
-    head, begin, rest = before.partition(BEGIN)
-    _, end, foot = rest.partition(END)
-    if not begin or not end:
-        head, foot = f"# {title}\n\n", ""
-    return f"{head}{BEGIN}\n{folded(tables)}\n{END}{foot or chr(10)}"
 
 
 def _print_progress(number: int, of: int, done: StudyRow) -> None:

@@ -302,11 +302,19 @@ def most_cached(costs: Sequence[Cost]) -> int:
     return best
 
 
-def cached_at(costs: Sequence[Cost], place: int) -> tuple[int, int]:
-    """Return the cached tokens of the candidate at a place, and its blocks on the device; of a table without a row."""
+def cached_beside_most(costs: Sequence[Cost], place: int) -> tuple[int, int, int, int]:
+    """Return the cached tokens and device blocks of the candidate at a place, and those of the one with most cached.
+
+    Of a table no row is made for it.
+    """
     if isinstance(costs, CostTable):
-        return costs.cached_at(place)
-    return costs[place].overlap_tokens, costs[place].overlap_blocks
+        here, most = costs.cached_at(place), costs.cached_at(costs.most_cached())
+        return *here, *(most if most[0] > here[0] else here)
+    own = best = costs[place]
+    for one in costs:
+        if one.overlap_tokens > best.overlap_tokens:
+            best = one
+    return own.overlap_tokens, own.overlap_blocks, best.overlap_tokens, best.overlap_blocks
 
 
 def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:

@@ -222,9 +222,9 @@ class ActiveSequences:
         for columns in self._columns.values():
             columns.stale.add(target)
 
-    def on(self, target: Target) -> Iterator[Active]:
-        """Yield the requests that occupy a target, in the order in which they were placed. Cost: O(all in flight)."""
-        return (active for active in self._requests.values() if active.target == target)
+    def __iter__(self) -> Iterator[Active]:
+        """Yield all requests in the order in which they were placed."""
+        return iter(self._requests.values())
 
     def loads(self) -> Mapping[Target, TargetLoad]:
         return self._loads

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.adapters.background_tasks import BackgroundTasks
@@ -33,7 +33,7 @@ ASKED_MAX = 50
 READERS_MAX = 16
 """Readers that are remembered; the one idle for longest is forgotten."""
 
-Looker = Callable[[WorkerId], LoadLook]
+Looker = Callable[[Sequence[WorkerId]], Sequence[LoadLook]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class EngineStats:
     """The passes of every engine.
 
     Args:
-        look: returns a sample of the requests that the router has placed on a worker.
+        look: returns a sample of the requests that the router has placed on each of some workers.
         reader: this frontend's name towards simulated engines.
         priced: takes what loading from its tiers costs an engine, whenever that has changed.
     """
@@ -126,8 +126,9 @@ class EngineStats:
         engines = list(self._watched.values())
         apart = max(1, round(len(engines) / LOOKS / most))  # looks are rarer where windows are longer
         self._turns += 1
-        for watched in engines[self._turns % apart :: apart]:
-            watched.samples.append(self._look(watched.card.id))
+        looked_at = engines[self._turns % apart :: apart]
+        for watched, look in zip(looked_at, self._look([each.card.id for each in looked_at]), strict=True):
+            watched.samples.append(look)
         due = [watched for watched in engines if watched.turn <= self._turns - LOOKS and not watched.pending]
         for watched in sorted(due, key=lambda each: each.turn)[:most]:
             watched.turn, watched.pending = self._turns, True

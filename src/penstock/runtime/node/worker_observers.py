@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.adapters.http_session import HttpSession
@@ -12,6 +12,7 @@ from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import TiersMeasured, WorkerCordoned
 from penstock.router.router import Router
 from penstock.router.status_rows import RouterStatus
+from penstock.router.workers.active import Active
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.canary import Canary
 from penstock.runtime.node.engine_stats import EngineStats
@@ -74,13 +75,20 @@ class WorkerObservers:
             self.faults += 1
             log.exception("there are no %s of workers any more", what)
 
-    def _look(self, worker: WorkerId) -> LoadLook:
-        known = self._router.roster.get(worker)
-        if known is None:
-            return NOTHING
-        pool = self._router.pools[known.card.model]
-        placed = [active for target in known.targets for active in pool.active.on(target)]
-        return look(placed, pool.block_size, self._live.now())
+    def _look(self, workers: Sequence[WorkerId]) -> list[LoadLook]:
+        """Sample what is placed on workers. Cost: O(workers + all in flight)."""
+        placed: dict[WorkerId, list[Active]] = {}
+        for pool in self._router.pools.values():
+            for active in pool.active:
+                placed.setdefault(active.target.worker, []).append(active)
+        now, looks = self._live.now(), []
+        for worker in workers:
+            known, here = self._router.roster.get(worker), placed.get(worker)
+            if known is None or here is None:
+                looks.append(NOTHING)
+            else:
+                looks.append(look(here, self._router.pools[known.card.model].block_size, now))
+        return looks
 
     def _busy(self, worker: WorkerId) -> tuple[int, int] | None:
         known = self._router.roster.get(worker)
