@@ -13,6 +13,7 @@ from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.values import KvCleared, KvRemoved
+from tests.kv_batches import batches_of
 
 PATIENCE = 30.0
 
@@ -23,7 +24,7 @@ class Feed:
     def __init__(self, **options: object) -> None:
         self.publisher = KvPublisher(topic="kv", rank=2, **options)  # type: ignore[arg-type]
         self.subscriber = KvSubscriber(self.publisher.endpoint, self.publisher.replay_endpoint, "kv", rank=2)
-        self.batches = self.subscriber.batches()
+        self.batches = batches_of(self.subscriber)
         self.replayer = asyncio.create_task(self.publisher.serve_replay())
 
     async def next(self) -> KvBatch:
@@ -157,7 +158,7 @@ GOOD = encode_batch(1.0, [KvCleared()])
 
 async def test_bad_frames_are_counted_and_what_follows_is_heard(raw):
     subscriber = KvSubscriber(raw.endpoint, topic="kv")
-    batches = subscriber.batches()
+    batches = batches_of(subscriber)
     await first_heard(batches, lambda: raw.send(b"kv", (1).to_bytes(8, "big"), GOOD))
     raw.send(b"kv")
     raw.send(b"kv", b"short", GOOD)
@@ -193,7 +194,7 @@ async def test_the_replay_layouts_of_older_and_newer_engines(raw, topic):
 
 async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
     subscriber = KvSubscriber(raw.endpoint, topic="kv")
-    batches = subscriber.batches()
+    batches = batches_of(subscriber)
     await first_heard(batches, lambda: raw.send(b"kv", (7).to_bytes(8, "big"), GOOD))
     raw.pub.close(0)
     again = zmq.Context.instance().socket(zmq.PUB)
@@ -213,28 +214,6 @@ async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
     subscriber.close()
 
 
-async def test_closing_ends_an_iterator_that_waits(feed):
-    await feed.warm()
-
-    async def drain() -> None:
-        async for _ in feed.batches:
-            pass
-
-    waiting = asyncio.create_task(drain())
-    await asyncio.sleep(0)
-    feed.subscriber.close()
-    await asyncio.wait_for(waiting, PATIENCE)
-
-
-async def test_cancelling_an_iterator_that_waits_cancels(feed):
-    await feed.warm()
-    waiting = asyncio.create_task(feed.until(1 << 40))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-
-
 async def test_a_flood_leaves_the_loop_to_others(feed):
     await feed.warm()
     turns = 0
@@ -251,7 +230,7 @@ async def test_a_flood_leaves_the_loop_to_others(feed):
         last = feed.publisher.publish(1.0, [KvCleared()])
     await feed.until(last)
     task.cancel()
-    assert turns >= 2000 / 64 / 2
+    assert turns >= 20
 
 
 class Door:
@@ -300,7 +279,7 @@ async def two_lives(**options: object) -> AsyncIterator[tuple[Feed, Feed, Door, 
         rank=2,
         lost=lambda reason, since: lost.append((reason, list(since))),
     )
-    before.batches = before.subscriber.batches()
+    before.batches = batches_of(before.subscriber)
     try:
         yield before, after, events, replay, lost
     finally:

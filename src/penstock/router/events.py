@@ -322,6 +322,14 @@ class ReplayEnded(Event, frozen=True, kw_only=True):
     batches: list[KvObserved] | None
 
 
+class KvSourceJoining(Event, frozen=True, kw_only=True):
+    """What a worker's rank cached before its events were heard is being asked for, or, with ``on`` false, was."""
+
+    worker: WorkerId
+    rank: int
+    on: bool
+
+
 class KvSourceLost(Event, frozen=True, kw_only=True):
     """A worker's source of KV events is lost: its cache is known only approximately from here."""
 

@@ -3,6 +3,7 @@
 One `KvEventStream` per target follows the sequence numbers of its publisher. In order, batches are passed on. One too
 far ahead means that some are missing: they are requested, what comes meanwhile waits, and the answer closes the gap.
 
+    joining      what its engine cached before we listened is being asked for; it counts as it comes
     exact        nothing is missing: what the index says of this target is what its engine holds
     recovering   a replay was requested; later batches wait for its answer, at most `buffer_max` of them
     late         the first batches came before we listened, and there is no replay: nothing is missing since then
@@ -28,7 +29,7 @@ from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import KvCleared, KvEvent, KvStored
 from penstock.router.events import KvObserved, ReplayEnded
 
-StreamState = Literal["exact", "recovering", "late", "approximate"]
+StreamState = Literal["joining", "exact", "recovering", "late", "approximate"]
 
 _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
@@ -41,7 +42,7 @@ PLAIN_STATE = (
     *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
-    *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed"),
+    *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed", "joining"),
 )
 """Attributes that a snapshot has as they are: all but those with events."""
 
@@ -69,6 +70,8 @@ class KvEventStream:
         self.buffer_max = buffer_max
         self.relearn_after = relearn_after
         self.kv_blocks = kv_blocks
+        self.joining = False
+        """What came before we listened is being asked for."""
         self.epoch: int | None = None
         self.next = 0
         """The sequence number that is due."""
@@ -117,6 +120,8 @@ class KvEventStream:
     def state(self) -> StreamState:
         if self._recovering:
             return "recovering"
+        if self.joining:
+            return "joining"
         return "exact" if self._complete else "approximate" if self.since is None else "late"
 
     # --- what happens -----------------------------------------------------------------------------------------------
@@ -145,7 +150,7 @@ class KvEventStream:
         whole = next((batch for batch in reversed(ours) if batch.whole), None)
         if self._stale:
             self._stale = False
-            if whole is None or self.state == "exact":
+            if whole is None or (self._complete and not self._recovering):
                 self.answers_unused += 1
                 return StreamOutcome(replay_from=self._ask() if self._recovering else None)
         for batch in ours:
@@ -213,7 +218,7 @@ class KvEventStream:
     def _apply_batch(self, batch: KvObserved) -> StreamOutcome:
         if not batch.whole:
             return self._received(batch.sequence, batch.events)
-        if batch.sequence < self.next and self.state == "exact":
+        if batch.sequence < self.next and self._complete and not self._recovering:
             self.duplicates += 1  # we know as much, or more
             return StreamOutcome()
         return self._replaced(batch.sequence, batch.events)
@@ -229,7 +234,8 @@ class KvEventStream:
         passed = (*events, *self._drain())
         self._recovering = bool(self._waiting)
         ask = self._ask() if self._recovering else None
-        return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
+        note = None if self.joining else "all that it holds was told anew"
+        return StreamOutcome(clear=True, events=passed, replay_from=ask, note=note)
 
     def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
         if self._repeated is not None:
