@@ -16,14 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import uvloop
 import zmq
+from aiohttp import web
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench/gateway")]
@@ -31,14 +33,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench/gateway")]
 from run import machine  # noqa: E402
 from table import page_with  # noqa: E402
 
+from penstock.adapters.engine_ports import free_port  # noqa: E402
 from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher  # noqa: E402
+from penstock.adapters.stores.memory_store import MemoryStore  # noqa: E402
 from penstock.kernel.machine import Effect, Event, Nanos  # noqa: E402
-from penstock.kernel.values import KvEvent, KvRemoved, KvStored, WorkerCard, WorkerId  # noqa: E402
+from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target, WorkerCard, WorkerId  # noqa: E402
 from penstock.router.events import KvObserved, OperatorNote, WorkerJoined  # noqa: E402
 from penstock.router.journal import router_book  # noqa: E402
+from penstock.router.kv_index.exact_index import ExactIndex  # noqa: E402
 from penstock.router.router import Router  # noqa: E402
 from penstock.router.settings import RouterSettings  # noqa: E402
+from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard  # noqa: E402
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds  # noqa: E402
+from penstock.runtime.kv_events.peer_blocks import PATH, PeerBlocksClient, blocks_of  # noqa: E402
 from penstock.runtime.live_driver import LiveDriver  # noqa: E402
 from penstock.runtime.loop_monitor import LoopMonitor  # noqa: E402
 from penstock.runtime.records.journal_writer import JournalWriter  # noqa: E402
@@ -46,9 +53,13 @@ from penstock.runtime.records.journal_writer import JournalWriter  # noqa: E402
 MODEL, BLOCK, BLOCKS = "m", 16, 64
 RATE = 200.0
 """Events per second of all engines together."""
-ROOM = 64
+ROOM = 32
 """Events whose blocks an engine keeps: the oldest of them is removed for each further one."""
 JOURNAL_BATCH = 64
+PATIENCE = 60.0
+SAMPLED = 20
+REST = 5.0
+"""Seconds."""
 
 
 class Engines:
@@ -113,7 +124,9 @@ def engines(count: int, parent: Connection) -> None:
 class Frontend:
     """What hears the fleet. ``heard``: (worker, sequence) -> when the index had it, in seconds since 1970."""
 
-    def __init__(self, cards: Sequence[WorkerCard], folder: Path, name: str) -> None:
+    def __init__(
+        self, cards: Sequence[WorkerCard], folder: Path, name: str, peers: PeerBlocksClient | None = None
+    ) -> None:
         self.cards = cards
         self.heard: dict[tuple[str, int], float] = {}
         self.router = Router(RouterSettings(), name=name, seed=1)
@@ -121,7 +134,7 @@ class Frontend:
         self._journal.begin(0)
         self.live = LiveDriver({"router": self.router}, watch=self._watch)
         self.live.on(OperatorNote, lambda now, sender, effect: None)
-        self.feeds = KvEventFeeds(self.live)
+        self.feeds = KvEventFeeds(self.live, peers=peers)
 
     def join(self) -> None:
         for card in self.cards:
@@ -133,6 +146,18 @@ class Frontend:
         if isinstance(event, KvObserved):
             self.heard[event.worker, event.sequence] = time.time()
 
+    async def told(self, request: web.Request) -> web.Response:
+        """Answer another frontend, as the route of a frontend does."""
+        target = Target(WorkerId(request.match_info["worker"]), int(request.match_info["rank"]))
+        blocks = blocks_of(self.router, target, self.feeds.digest)
+        return web.Response(status=404) if blocks is None else web.Response(body=msgspec.msgpack.encode(blocks))
+
+    def holds(self) -> dict[Target, set[int]]:
+        """Return what the index says of one engine in `SAMPLED`."""
+        exact = self.router.pools[MODEL].exact
+        assert isinstance(exact, ExactIndex)
+        return {target: exact.blocks_of(target) for target in sorted(exact.targets())[::SAMPLED]}
+
     @property
     def streams(self) -> Any:
         return self.router.pools[MODEL].streams.values()
@@ -143,9 +168,9 @@ class Frontend:
         assert exact is not None
         return len(exact)
 
-    async def until(self, next_number: int, patience: float = 60.0) -> bool:
+    async def until(self, next_number: int) -> bool:
         """Wait until every stream is exact up to a number; return whether that came in time."""
-        end = time.monotonic() + patience
+        end = time.monotonic() + PATIENCE
         while any(stream.next < next_number or stream.state != "exact" for stream in self.streams):
             if time.monotonic() > end:
                 return False
@@ -260,6 +285,8 @@ async def measured(options: argparse.Namespace, pipe: Connection, folder: Path) 
         exact = await frontend.until(due)
         told["blocks"] = BLOCKS * len(frontend.heard)
         told["missing"] = options.history * options.engines - len(frontend.heard)
+    with watch.phase(rows, f"{REST:g} s at rest"):
+        await asyncio.sleep(REST)
     more = [
         f"Joined: {sum(each.state == 'exact' for each in frontend.streams)} exact of {options.engines}"
         f"{'' if exact else ' (not all in a minute)'}; {_fds() - fds:,} file descriptors, "
@@ -277,11 +304,49 @@ async def measured(options: argparse.Namespace, pipe: Connection, folder: Path) 
         published = await fleet.publish("burst", options.burst)
         due += options.burst
         await settle(told, published, due)
+    async with served(frontend) as store:
+        for name, peers, what in (
+            ("f1", PeerBlocksClient(store, "f1", None), "a frontend joins late, told by the first one"),
+            ("f2", None, "the same, told by the engines alone"),
+        ):
+            late = Frontend(cards, folder, name, peers)
+            with watch.phase(rows, what) as told:
+                late.join()
+                exact = await late.until(due)
+                told["blocks"] = late.pairs
+            alike = late.holds() == frontend.holds()
+            more.append(
+                f"The one that was {'told by the first one' if peers else 'told by the engines'}: "
+                f"{sum(each.state == 'exact' for each in late.streams)} of {options.engines} exact, its index "
+                f"{'is the same' if alike else 'is ANOTHER'}"
+                + (f", {peers.taken} engines by the first frontend." if peers else ".")
+            )
+            print(more[-1], file=sys.stderr)
+            await late.close()
     gaps, lost = (sum(getattr(each, name) for each in frontend.streams) for name in ("gaps", "unrecovered"))
     more.append(f"Gaps in numbers: {gaps}, of which could not be closed: {lost}.")
     await frontend.close()
     watching.cancel()
     return rows, more
+
+
+@asynccontextmanager
+async def served(frontend: Frontend) -> AsyncIterator[MemoryStore]:
+    """Let other frontends ask this one; yield the store where they find it."""
+    app = web.Application()
+    app.router.add_get(PATH, frontend.told)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
+    await site.start()
+    store = MemoryStore()
+    url = f"http://127.0.0.1:{port}"
+    card = FrontendCard(id="f0", url=url, admin_url=url, pid=0, plane="", run="")
+    await store.put(FRONTENDS + "f0", msgspec.json.encode(card))
+    try:
+        yield store
+    finally:
+        await runner.cleanup()
 
 
 def _fds() -> int:

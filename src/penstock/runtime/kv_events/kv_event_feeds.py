@@ -109,10 +109,10 @@ class KvEventFeeds:
             found.append(
                 StatusFinding(
                     "warning",
-                    f"KV events waited for up to {poller.lag_longest:.1f} s in the last minute before the index had them; "
+                    f"KV events waited up to {poller.lag_longest:.1f} s in the last minute before the index had them; "
                     f"those of {poller.waiting:,} of {every:,} engines wait now, and {skipped} waited for so long that "
                     "they were skipped and asked for again",
-                    "routing takes the caches to be as they were; this process has too little CPU for its engines' events",
+                    "routing takes the caches to be as they were; this process has too little CPU for so many events",
                 )
             )
         waited = time.monotonic() - min(self._began.values(), default=time.monotonic())
@@ -120,9 +120,9 @@ class KvEventFeeds:
             found.append(
                 StatusFinding(
                     "info",
-                    f"what {len(self._began):,} of {every:,} engines cached before this frontend came is being asked for, "
+                    f"what {len(self._began):,} of {every:,} engines cached before this frontend came is asked for, "
                     f"for {waited:.0f} s so far; until then it routes by what it placed there and what it heard of it",
-                    "another frontend or the engines' replay_endpoint tell it; an engine that answers nobody is asked on",
+                    "another frontend or the engines' replay_endpoint tell it; one that does not answer is asked again",
                 )
             )
         return found
