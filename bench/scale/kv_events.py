@@ -9,6 +9,7 @@ joins when it knows all, as a second frontend does.
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import random
 import resource
@@ -36,6 +37,7 @@ from table import page_with  # noqa: E402
 from penstock.adapters.engine_ports import free_port  # noqa: E402
 from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher  # noqa: E402
 from penstock.adapters.stores.memory_store import MemoryStore  # noqa: E402
+from penstock.frontend.frontend_process import GC_THRESHOLD  # noqa: E402
 from penstock.kernel.machine import Effect, Event, Nanos  # noqa: E402
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target, WorkerCard, WorkerId  # noqa: E402
 from penstock.router.events import KvObserved, OperatorNote, WorkerJoined  # noqa: E402
@@ -132,6 +134,7 @@ class Frontend:
         self.router = Router(RouterSettings(), name=name, seed=1)
         self._journal = JournalWriter(folder / name, router_book(self.router), wall_ns=0, batch=JOURNAL_BATCH)
         self._journal.begin(0)
+        self._writing = asyncio.create_task(self._write())
         self.live = LiveDriver({"router": self.router}, watch=self._watch)
         self.live.on(OperatorNote, lambda now, sender, effect: None)
         self.feeds = KvEventFeeds(self.live, peers=peers)
@@ -159,6 +162,16 @@ class Frontend:
         return {target: exact.blocks_of(target) for target in sorted(exact.targets())[::SAMPLED]}
 
     @property
+    def journal(self) -> JournalWriter:
+        return self._journal
+
+    async def _write(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            self._journal.encode()
+            await asyncio.to_thread(self._journal.flush)
+
+    @property
     def streams(self) -> Any:
         return self.router.pools[MODEL].streams.values()
 
@@ -178,6 +191,7 @@ class Frontend:
         return True
 
     async def close(self) -> None:
+        self._writing.cancel()
         await self.feeds.close()
         self.live.close()
 
@@ -191,8 +205,11 @@ class Row(NamedTuple):
     cpu: float
     lag: tuple[float, float, float] | None
     missing: int
-    delay: tuple[float, float]
-    """How late the event loop was, 99th percentile and longest: what a request waits in addition."""
+    late: float
+    """How late the event loop was, 99th percentile: what a step of a request waits in addition, the machine's other
+    work included."""
+    held: float
+    """Longest that this process held its loop."""
 
     def line(self) -> str:
         """Return its row of the table."""
@@ -200,13 +217,13 @@ class Row(NamedTuple):
         per_million = f"{self.cpu / self.blocks * 1e6:.1f}" if self.blocks else ""
         return (
             f"| {self.what} | {self.seconds:.1f} | {self.blocks:,} | {self.cpu:.2f} | {per_million} | "
-            f"{' | '.join(lag)} | {self.missing:,} | {1000 * self.delay[0]:.1f} | {1000 * self.delay[1]:.1f} |"
+            f"{' | '.join(lag)} | {self.missing:,} | {1000 * self.late:.1f} | {1000 * self.held:.1f} |"
         )
 
 
 HEAD = (
     "| | s | blocks | CPU s | CPU s per million blocks | lag p50, ms | p99, ms | max, ms | events not heard | "
-    "loop late p99, ms | max, ms |"
+    "loop late p99, ms | loop held max, ms |"
 )
 
 
@@ -234,15 +251,16 @@ class Watch:
     @contextmanager
     def phase(self, rows: list[Row], what: str) -> Iterator[dict[str, Any]]:
         self.delays.clear()
+        self.monitor.take_recent()
         told: dict[str, Any] = {"blocks": 0, "lags": [], "missing": 0}
         cpu, began = time.process_time(), time.monotonic()
         yield told
         cpu, seconds = time.process_time() - cpu, time.monotonic() - began
         delays = sorted(self.delays) or [0.0]
-        late = delays[int(len(delays) * 0.99)], delays[-1]
+        late, held = delays[int(len(delays) * 0.99)], self.monitor.take_recent()
         lags = sorted(told["lags"])
         lag = (lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1]) if lags else None
-        rows.append(Row(what, seconds, told["blocks"], cpu, lag, told["missing"], late))
+        rows.append(Row(what, seconds, told["blocks"], cpu, lag, told["missing"], late, held))
         print(rows[-1].line(), file=sys.stderr, flush=True)
 
 
@@ -324,6 +342,11 @@ async def measured(options: argparse.Namespace, pipe: Connection, folder: Path) 
             print(more[-1], file=sys.stderr)
             await late.close()
     gaps, lost = (sum(getattr(each, name) for each in frontend.streams) for name in ("gaps", "unrecovered"))
+    more.append(
+        f"A new segment of the journal held the loop up for {1000 * frontend.journal.longest_snapshot:.0f} ms at most"
+        + ("" if frontend.journal.ended is None else f"; it ended: {frontend.journal.ended}")
+        + "."
+    )
     more.append(f"Gaps in numbers: {gaps}, of which could not be closed: {lost}.")
     await frontend.close()
     watching.cancel()
@@ -361,6 +384,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--burst", type=int, default=20, help="events of each engine at once")
     parser.add_argument("--docs", type=Path, help="page whose table is replaced")
     options = parser.parse_args(arguments)
+    gc.set_threshold(*GC_THRESHOLD)  # as a frontend does
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     context = multiprocessing.get_context("spawn")

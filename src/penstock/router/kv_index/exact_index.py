@@ -336,20 +336,20 @@ class ExactIndex:
         return bool(self._read_by(target))
 
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
-        """Return every block that a target holds in a tier. Cost: walks all spans."""
+        """Return every block that a target holds in a tier. Cost: walks its spans, and all that are filed."""
         return _blocks_in(self._tiers[tier], self._slots.bit(target))
 
     def engine_hashes(self, target: Target, tier: Tier) -> list[int]:
         """Return what a target calls the blocks that it holds in a tier: 64 bits as its events have them, of each one.
 
-        Cost: walks all spans.
+        Cost: walks its spans, and all that are filed.
         """
         return [name for _, names, _ in self._named(target, self._tiers[tier]) for name in names]
 
     def dump(self, target: Target) -> Iterator[KvStored]:
         """Yield events from which a fresh index, where the target joined likewise, has all that this one has of it.
 
-        Cost: walks all spans.
+        Cost: walks its spans, and all that are filed.
         """
         bit, size, salt = self._slots.bit(target), self.block_size, self._salt(target)
         native = self._is_native(target, None, False)
@@ -392,9 +392,7 @@ class ExactIndex:
         for name, block in spans.aliases.get(bit, {}).items():
             if block is not None:
                 aliases.setdefault(block, []).append(name ^ salt)
-        for _, span in spans.numbered():
-            if not span.mask & bit:
-                continue
+        for span in spans.held_by(bit):
             ours = native or span.engine is None
             names = span.hashes.tolist() if ours else salted(span.engine or (), salt).tolist()
             others: dict[int, list[int]] = {}
@@ -467,4 +465,4 @@ class ExactIndex:
 
 
 def _blocks_in(spans: Spans, bit: int) -> set[int]:
-    return {block for _, span in spans.numbered() if span.mask & bit for block in span.hashes}
+    return {block for span in spans.held_by(bit) for block in span.hashes}

@@ -215,9 +215,14 @@ class KvEventFeeds:
         first = 0
         if self._peers is not None and isinstance(source, KvSubscriber):
             blocks = await self._peers.ask(card, target.rank)
-            if blocks is not None and await source.confirms(blocks.sequence, blocks.digest, REPLAY_TIMEOUT):
+            newest = None
+            if blocks is not None:
+                newest = await source.newest_after(blocks.sequence, blocks.digest, REPLAY_TIMEOUT)
+            if blocks is not None and newest is not None:
                 self._heard(card, KvBatch(blocks.sequence, target.rank, blocks.events, whole=True))
                 first = blocks.sequence + 1
+                if newest == blocks.sequence:
+                    return
 
         def take(batch: KvBatch) -> None:
             nonlocal first

@@ -157,12 +157,15 @@ class KvSubscriber:
 
         return await self._recall(first, remembered, timeout)
 
-    async def confirms(self, number: int, digest: int | None, timeout: float = 2.0) -> bool:
-        """Ask whether a batch is this engine's. One that can't be asked does not deny it."""
+    async def newest_after(self, number: int, digest: int | None, timeout: float = 2.0) -> int | None:
+        """Return the number of the engine's newest batch, where it has this one; None where it has another, or none.
+
+        An engine that can't be asked is taken to have it, and nothing after it.
+        """
         told = await self._told_since(number, timeout)
-        if told.digest is None:
-            return not told.ended
-        return digest is None or told.digest == digest
+        if told.last is None or told.digest is None:
+            return None if told.ended else number
+        return told.last.sequence if digest in (None, told.digest) else None
 
     def digest(self, number: int) -> int | None:
         """Return the digest of one of the last `SENT_KEPT` batches; None of another."""
