@@ -17,7 +17,7 @@ def observed(core: RouterState, now: Nanos, event: KvObserved) -> None:
 
 
 def replay_ended(core: RouterState, now: Nanos, event: ReplayEnded) -> None:
-    target = core.replays.pop(event.id, None)
+    target = core.replays.get(event.id) if event.more else core.replays.pop(event.id, None)
     stream, pool = (None, None) if target is None else _stream(core, target, None)
     if target is None or stream is None or pool is None:
         core.dropped += 1

@@ -145,8 +145,10 @@ class KvEventStream:
         if not self._asked:
             self.answers_unused += 1
             return StreamOutcome()
-        self._asked = False
         ours = [batch for batch in answer.batches or () if batch.epoch == self.epoch]
+        if answer.more:
+            return StreamOutcome() if self._stale else self._part(ours)
+        self._asked = False
         whole = next((batch for batch in reversed(ours) if batch.whole), None)
         if self._stale:
             self._stale = False
@@ -171,6 +173,16 @@ class KvEventStream:
             # All of the answer was of use, and what is missing now went missing since.
             return StreamOutcome(events=events, replay_from=self._ask())
         return self._give_up("the missing KV events could not be replayed")
+
+    def _part(self, batches: list[KvObserved]) -> StreamOutcome:
+        """Take a part of the answer that is open."""
+        for batch in batches:
+            if batch.sequence >= self.next:
+                self._waiting.setdefault(batch.sequence, batch.events)
+        self._suspect = False
+        events = self._drain()
+        self._recovering = bool(self._waiting)
+        return StreamOutcome(events=events)
 
     def lost(self, reason: str) -> StreamOutcome:
         """The publisher is out of reach; whatever comes later is a new beginning."""

@@ -33,6 +33,8 @@ LAG_SHOWN = 1.0
 """Seconds that KV events wait from which on that is a finding: a conversation's next turn comes no sooner."""
 JOINING_SHOWN = 2.0
 """Seconds for which an engine's past is asked for until that is a finding."""
+PART = 4
+"""Batches of a replay that the router takes at once: about a millisecond."""
 REPLAY_TIMEOUT = 5.0
 """Seconds until a requested replay counts as failed."""
 REPLAY_PAUSE, REPLAY_PAUSE_MAX = 1.0, 60.0
@@ -73,6 +75,8 @@ class KvEventFeeds:
         """When those began to ask, by the monotonic clock."""
         self._opening = asyncio.Lock()
         """One at a time opens its sockets, which takes half a millisecond."""
+        self._answering = asyncio.Lock()
+        """One answer at a time is passed on, in parts."""
         self._replays = BackgroundTasks()
         live.on(ReplayWanted, self._replay_wanted)
 
@@ -260,6 +264,13 @@ class KvEventFeeds:
         if feed is not None:
             subscriber, card = feed
             answer = await subscriber.replay(wanted.first, REPLAY_TIMEOUT)
+            if answer and answer[0].sequence == wanted.first and not answer[0].whole:
+                async with self._answering:
+                    while len(answer) > PART:
+                        part, answer = answer[:PART], answer[PART:]
+                        observed = [self._observed(card, batch) for batch in part]
+                        self._live.post("router", ReplayEnded(id=wanted.id, batches=observed, more=True))
+                        await asyncio.sleep(0)
             if answer is not None:
                 batches = [self._observed(card, batch) for batch in answer]
         self._live.post("router", ReplayEnded(id=wanted.id, batches=batches))
