@@ -323,6 +323,48 @@ async def test_a_cut_connection_to_the_same_process_loses_nothing():
         await first_heard(before.batches, lambda: before.publisher.publish(1.0, []))
 
 
+async def test_what_was_sent_while_the_connection_was_cut_comes_although_nothing_else_is_sent():
+    async with two_lives() as (before, _, events, _, lost):
+        await before.warm()
+        for _ in range(100):  # more than the subscriber remembers
+            last = before.publisher.publish(1.0, [])
+        await before.until(last)
+        events.switch("")
+        async with asyncio.timeout(PATIENCE):
+            while before.subscriber._doubted is None:
+                await asyncio.sleep(0.01)
+        for _ in range(5):
+            last = before.publisher.publish(1.0, [])
+        events.target = before.publisher.endpoint
+        assert (await before.next()).sequence == last, "the last one, whose number shows the gap"
+        assert not lost
+
+
+async def test_a_process_that_comes_after_what_is_covered_is_heard_from_its_first_batch():
+    async with two_lives() as (before, after, events, replay, lost):
+        before.subscriber.cover(1_000)
+        subscribed = asyncio.ensure_future(before.next())
+        for _ in range(3):
+            before.publisher.publish(1.0, [])
+        assert await before.subscriber.past(0, lambda batch: None, PATIENCE)
+        before.subscriber.cover(1_000)
+        await asyncio.sleep(0)
+        after.publisher.publish(2.0, [])
+        async with asyncio.timeout(PATIENCE):
+            while not before.subscriber._live.arrived.is_set():  # it is connected
+                before.publisher.publish(1.0, [])
+                await asyncio.sleep(0.02)
+        replay.switch(after.publisher.replay_endpoint)
+        events.switch(after.publisher.endpoint)
+        async with asyncio.timeout(PATIENCE):
+            while not lost:
+                await asyncio.sleep(0.01)
+            while not subscribed.done():
+                after.publisher.publish(2.0, [])
+                await asyncio.sleep(0.02)
+        assert subscribed.result().sequence < 1_000
+
+
 async def test_a_process_that_no_longer_has_what_it_sent_or_can_not_be_asked_is_not_trusted():
     async with two_lives(buffer_steps=2) as (before, _, events, _, lost):
         await before.warm()

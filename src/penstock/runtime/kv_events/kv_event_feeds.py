@@ -119,8 +119,8 @@ class KvEventFeeds:
                     "routing takes the caches to be as they were; this process has too little CPU for so many events",
                 )
             )
-        waited = time.monotonic() - min(self._began.values(), default=time.monotonic())
-        if waited > JOINING_SHOWN:
+        waited = max((time.monotonic() - began for began in self._began.values()), default=None)
+        if waited is not None and waited > JOINING_SHOWN:
             found.append(
                 StatusFinding(
                     "info",
@@ -224,6 +224,7 @@ class KvEventFeeds:
                 newest = await source.newest_after(blocks.sequence, blocks.digest, REPLAY_TIMEOUT)
             if blocks is not None and newest is not None:
                 self._heard(card, KvBatch(blocks.sequence, target.rank, blocks.events, whole=True))
+                source.cover(blocks.sequence)
                 first = blocks.sequence + 1
                 if newest == blocks.sequence:
                     return

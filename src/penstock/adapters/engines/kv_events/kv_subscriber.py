@@ -94,7 +94,9 @@ class KvSubscriber:
         self._live: PolledSocket | None = None
         self._take: Callable[[KvBatch], None] | None = None
         self._past: dict[int, int] = {}
-        """Digests of the last batches of the answer about the past, by their numbers, until others come."""
+        """Digests of the last batches of the answer about the past, by their numbers."""
+        self._covered = -1
+        """Number up to which the past is known, until a later one comes by itself: those that waited are in it."""
         self._newest: int | None = None
         """Number of the last batch that came by itself."""
         self._ts = 0.0
@@ -150,12 +152,17 @@ class KvSubscriber:
         """
 
         def remembered(batch: KvBatch) -> None:
+            self._covered = batch.sequence
             self._past[batch.sequence] = self._sent[batch.sequence]
             if len(self._past) > PAST_KEPT:
                 del self._past[next(iter(self._past))]
             take(batch)
 
         return await self._recall(first, remembered, timeout)
+
+    def cover(self, number: int) -> None:
+        """Take none of the batches up to a number that waited since `listen`: what they did is known."""
+        self._covered = number
 
     async def newest_after(self, number: int, digest: int | None, timeout: float = 2.0) -> int | None:
         """Return the number of the engine's newest batch, where it has this one; None where it has another, or none.
@@ -230,6 +237,7 @@ class KvSubscriber:
             if told.ended or self.replay_endpoint is None:
                 break
         self._decoder.restart()
+        self._covered, self._newest = -1, None
         past = await self.replay(0)
         log.warning("another process publishes KV events at %s now: what was cached before is gone", self.endpoint)
         if self._lost is not None:
@@ -267,10 +275,11 @@ class KvSubscriber:
         batch = self._batch(frames)
         if batch is None or self._take is None:
             return None
-        if self._past:
-            if self._past.get(batch.sequence) == self._sent[batch.sequence]:
+        if batch.sequence <= self._covered:
+            if self._past.get(batch.sequence) in (None, self._sent[batch.sequence]):
                 return self._ts
             self._past.clear()  # a number that comes again with something else is a new beginning
+        self._covered = -1
         self.received += 1
         self._newest = batch.sequence
         self._take(batch)
