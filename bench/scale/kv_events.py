@@ -331,7 +331,7 @@ async def measured(options: argparse.Namespace, pipe: Connection, folder: Path) 
             with watch.phase(rows, what) as told:
                 late.join()
                 exact = await late.until(due)
-                told["blocks"] = late.pairs
+                told["blocks"] = late.pairs if peers else BLOCKS * len(late.heard)
             alike = late.holds() == frontend.holds()
             more.append(
                 f"The one that was {'told by the first one' if peers else 'told by the engines'}: "
@@ -379,7 +379,7 @@ def _fds() -> int:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=500)
-    parser.add_argument("--history", type=int, default=16, help="events of each engine before the first frontend comes")
+    parser.add_argument("--history", type=int, default=48, help="events of each engine before the first frontend comes")
     parser.add_argument("--seconds", type=float, default=10.0, help="of steady events")
     parser.add_argument("--burst", type=int, default=20, help="events of each engine at once")
     parser.add_argument("--docs", type=Path, help="page whose table is replaced")

@@ -8,6 +8,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from penstock.adapters.engine_ports import free_port
+from penstock.adapters.engines.kv_events import kv_subscriber
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.kernel.values import KvRemoved, Target, WorkerCard, WorkerId
@@ -136,6 +138,25 @@ async def test_what_comes_both_as_past_and_by_itself_is_posted_once(
             await asked.send_multipart((client, empty, b"", END, b""))
             await router.until(len(heard))
             assert router.heard == heard
+        finally:
+            await feeds.close()
+
+
+async def test_the_past_is_asked_for_once_what_comes_after_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscriber, "CONNECT_WAIT", PATIENCE)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.PUB) as pub, zmq.asyncio.Context(context).socket(zmq.ROUTER) as asked:
+        pub.linger = asked.linger = 0
+        events = f"tcp://127.0.0.1:{free_port()}"
+        replay = f"tcp://127.0.0.1:{asked.bind_to_random_port('tcp://127.0.0.1')}"
+        feeds = KvEventFeeds(Router())  # type: ignore[arg-type]
+        feeds.start(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", events=(events,), replay=(replay,)))
+        try:
+            question = asyncio.ensure_future(asked.recv_multipart())
+            await asyncio.wait({question}, timeout=0.1)
+            assert not question.done()
+            pub.bind(events)
+            await asyncio.wait_for(question, PATIENCE)
         finally:
             await feeds.close()
 

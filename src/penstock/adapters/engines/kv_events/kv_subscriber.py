@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import xxhash
@@ -29,6 +30,8 @@ SENT_KEPT = 64
 """Batches by which a process is known again: some may come of a new one before it is known that the old one ended."""
 CHECKS, CHECK_TIMEOUT = 3, 2.0
 """Times that an engine is asked who it is, and seconds of each: one that has just come may not listen yet."""
+CONNECT_WAIT = 2.0
+"""Seconds that the subscription's connection may take until the past is asked for without one."""
 REPLAY_LIMIT = 100_000
 """Batches in one replay answer."""
 PAST_KEPT = 1024
@@ -92,6 +95,8 @@ class KvSubscriber:
         self._poller = KvPoller() if poller is None else poller
         self._sources: dict[zmq.Socket[bytes], PolledSocket] = {}
         self._live: PolledSocket | None = None
+        self._connection = asyncio.Event()
+        """Set once there was a connection for the subscription."""
         self._take: Callable[[KvBatch], None] | None = None
         self._past: dict[int, int] = {}
         """Digests of the last batches of the answer about the past, by their numbers."""
@@ -158,6 +163,7 @@ class KvSubscriber:
                 del self._past[next(iter(self._past))]
             take(batch)
 
+        await self._subscribed()
         return await self._recall(first, remembered, timeout)
 
     def cover(self, number: int) -> None:
@@ -169,6 +175,7 @@ class KvSubscriber:
 
         An engine that can't be asked is taken to have it, and nothing after it.
         """
+        await self._subscribed()
         told = await self._told_since(number, timeout)
         if told.last is None or told.digest is None:
             return None if told.ended else number
@@ -184,6 +191,12 @@ class KvSubscriber:
             task.cancel()
         for socket in tuple(self._sources):
             self._release(socket)
+
+    async def _subscribed(self) -> None:
+        """Wait until there was a connection: what is sent between an answer and the subscription is in neither."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_WAIT):
+                await self._connection.wait()
 
     async def _recall(self, first: int, take: Callable[[KvBatch], None], timeout: float) -> bool:
         """Request batches, and give each to ``take``; return whether the answer came to its end."""
@@ -223,6 +236,7 @@ class KvSubscriber:
             self._doubted = next(iter(self._sent.items()))
 
     def _connected(self) -> None:
+        self._connection.set()
         if self._doubted is not None and self._lost is not None:
             self.checks.spawn(self._check_process(*self._doubted), f"who publishes at {self.endpoint}")
 
