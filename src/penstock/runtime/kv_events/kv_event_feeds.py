@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 
 from penstock.adapters.background_tasks import BackgroundTasks
@@ -251,10 +250,8 @@ class KvEventFeeds:
         self._live.post("router", KvSourceJoining(worker=target.worker, rank=target.rank, on=False))
         self._lost(target, str(error))
 
-    def _lost(self, target: Target, reason: str, since: Sequence[KvBatch] = ()) -> None:
+    def _lost(self, target: Target, reason: str) -> None:
         self._live.post("router", KvSourceLost(worker=target.worker, rank=target.rank, reason=reason))
-        for batch in since:
-            self._live.post("router", self._observed(self._subscribers[target][1], batch))
 
     def _replay_wanted(self, now: Nanos, sender: str, effect: ReplayWanted) -> None:
         self._replays.spawn(self._replay(effect))

@@ -8,7 +8,7 @@ that is held.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -249,10 +249,8 @@ class KvEventRelay:
             worker=self._card.id, rank=batch.rank, epoch=self._card.epoch, sequence=batch.sequence, events=batch.events
         )
 
-    def _lost(self, reason: str, since: Sequence[KvBatch]) -> None:
+    def _lost(self, reason: str) -> None:
         self._take(self._stream.lost(reason))
-        for batch in since:
-            self._observed(batch)
 
     # --- to the routers ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -56,8 +56,8 @@ class KvSubscriber:
         topic: only messages with exactly this topic count; empty takes all.
         rank: written into each `KvBatch`.
         secret: of the cluster, for an engine that speaks CURVE; None for one that speaks plain.
-        lost: called with the reason where what was sent before is of no use any more, and with what the engine has
-            sent since: at the first handshake that fails, and where another process publishes.
+        lost: called with the reason where what was sent before is of no use any more: at the first handshake that
+            fails, and where another process publishes.
         cleared: what this kind of engine clears at once; None for all.
         poller: of all subscriptions of this process; None makes one.
     """
@@ -69,7 +69,7 @@ class KvSubscriber:
         topic: str = "",
         rank: int = 0,
         secret: ClusterSecret | None = None,
-        lost: Callable[[str, Sequence[KvBatch]], None] | None = None,
+        lost: Callable[[str], None] | None = None,
         cleared: Tier | None = None,
         poller: KvPoller | None = None,
     ) -> None:
@@ -229,7 +229,7 @@ class KvSubscriber:
     def _say_refused(self, endpoint: str) -> None:
         log.warning("KV events at %s can't be heard: the engine has another cluster secret, or none", endpoint)
         if self._lost is not None:
-            self._lost("it has another cluster secret", ())
+            self._lost("it has another cluster secret")
 
     def _disconnected(self) -> None:
         if self._doubted is None and self._sent:
@@ -252,10 +252,10 @@ class KvSubscriber:
                 break
         self._decoder.restart()
         self._covered, self._newest = -1, None
-        past = await self.replay(0)
         log.warning("another process publishes KV events at %s now: what was cached before is gone", self.endpoint)
         if self._lost is not None:
-            self._lost("another process publishes at its address now", past or ())
+            self._lost("another process publishes at its address now")
+        await self._check_newest(0)
 
     def _overrun(self) -> None:
         """Ask for what the engine sent last: it may have dropped that, and say nothing for a long time."""
