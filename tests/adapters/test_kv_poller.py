@@ -100,10 +100,10 @@ async def test_a_socket_with_many_messages_does_not_keep_the_others_waiting() ->
     assert max(order.index(1), order.index(2)) <= 2 * PER_TURN
 
 
-async def test_a_held_socket_waits_and_all_of_it_is_taken_at_its_release() -> None:
+async def test_a_paused_socket_waits_and_all_of_it_is_taken_at_its_release() -> None:
     poller, taken = KvPoller(), list[bytes]()
     with pairs(1) as [(sender, receiver)]:
-        source = poller.add(receiver, lambda frames: taken.extend(frames), never, held=True)
+        source = poller.add(receiver, lambda frames: taken.extend(frames), never, paused=True)
         sender.send(b"1")
         async with asyncio.timeout(PATIENCE):
             await source.arrived.wait()

@@ -78,9 +78,9 @@ class MessageNotice:
     before the next call comes.
     """
 
-    def __init__(self, socket: "zmq.Socket[bytes]", came: Callable[[], None]) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", readable: Callable[[], None]) -> None:
         self._socket = socket
-        self._came = came
+        self._readable = readable
         self._loop = asyncio.get_running_loop()
         self._descriptor: int | None = socket.FD
         self._loop.add_reader(self._descriptor, self._look)
@@ -89,7 +89,7 @@ class MessageNotice:
     def _look(self) -> None:
         # ZeroMQ's descriptor tells that something happened; to ask what takes it back, and so must be done each time.
         if not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._came()
+            self._readable()
 
     def close(self) -> None:
         """Call no more. Call this before the socket is closed."""

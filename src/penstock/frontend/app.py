@@ -7,7 +7,7 @@ from aiohttp import web
 
 from penstock.frontend.admin import metrics_route, page_routes
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
-from penstock.frontend.admin.kv_blocks_route import give_kv_blocks
+from penstock.frontend.admin.frontend_peers import give_kv_blocks
 from penstock.frontend.batches import batch_routes, file_routes
 from penstock.frontend.batches.batch_claim import BatchClaim
 from penstock.frontend.batches.batch_desk import DESK, BatchDesk

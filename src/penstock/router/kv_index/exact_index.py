@@ -392,7 +392,7 @@ class ExactIndex:
         for name, block in spans.aliases.get(bit, {}).items():
             if block is not None:
                 aliases.setdefault(block, []).append(name ^ salt)
-        for span in spans.held_by(bit):
+        for span in spans.spans_of(bit):
             ours = native or span.engine is None
             names = span.hashes.tolist() if ours else salted(span.engine or (), salt).tolist()
             others: dict[int, list[int]] = {}
@@ -465,4 +465,4 @@ class ExactIndex:
 
 
 def _blocks_in(spans: Spans, bit: int) -> set[int]:
-    return {block for span in spans.held_by(bit) for block in span.hashes}
+    return {block for span in spans.spans_of(bit) for block in span.hashes}

@@ -56,7 +56,7 @@ class KvPoller:
         failed: Callable[[Exception], None],
         *,
         overrun: Callable[[], None] | None = None,
-        held: bool = False,
+        paused: bool = False,
     ) -> "PolledSocket":
         """Read a socket from now on, in the running event loop.
 
@@ -66,9 +66,9 @@ class KvPoller:
             failed: gets what ``take`` raised; the socket is not read any more.
             overrun: of a sender that drops what it can't send: called when its socket is empty after so many messages
                 without a pause that some may have been dropped.
-            held: read nothing until `PolledSocket.release`.
+            paused: read nothing until `PolledSocket.release`.
         """
-        return PolledSocket(self, socket, take, failed, overrun, held)
+        return PolledSocket(self, socket, take, failed, overrun, paused)
 
     @property
     def lag(self) -> float:
@@ -131,7 +131,7 @@ class PolledSocket:
         take: Callable[[list[bytes]], float | None],
         failed: Callable[[Exception], None],
         overrun: Callable[[], None] | None,
-        held: bool,
+        paused: bool,
     ) -> None:
         self.since = 0.0
         self.arrived = asyncio.Event()
@@ -141,18 +141,18 @@ class PolledSocket:
         self._take = take
         self._failed = failed
         self._overrun = overrun
-        self._held = held
+        self._paused = paused
         self._offset: float | None = None
         """The sender's clock behind ours, way included, as the first message after a pause showed it."""
         self._fresh = False
         """The next message is the first after a pause."""
         self._taken = 0
         """Messages since the last pause."""
-        self._notice = MessageNotice(socket, self._came)
+        self._notice = MessageNotice(socket, self._readable)
 
     def release(self) -> None:
         """Read what waits, and what comes; from now on it may be late."""
-        self._held = False
+        self._paused = False
         if self.arrived.is_set():
             self._begin(fresh=False)
 
@@ -168,7 +168,7 @@ class PolledSocket:
         if self._overrun is not None and self._poller.clock() - self.since > LAG_MAX:
             self._skip()
         for _ in range(PER_TURN):
-            if self._socket.closed or self._held:
+            if self._socket.closed or self._paused:
                 return False
             frames = received(self._socket)
             if frames is None:
@@ -179,9 +179,9 @@ class PolledSocket:
                 break
         return True
 
-    def _came(self) -> None:
+    def _readable(self) -> None:
         self.arrived.set()
-        if not self._held:
+        if not self._paused:
             self._begin(fresh=True)
 
     def _begin(self, *, fresh: bool) -> None:

@@ -125,7 +125,7 @@ class KvSubscriber:
         self._take = take
         self.handshakes.watch(socket)
         self._attach(socket)
-        source = self._poller.add(socket, self._received, failed, overrun=self._overrun, held=True)
+        source = self._poller.add(socket, self._received, failed, overrun=self._overrun, paused=True)
         self._sources[socket] = self._live = source
 
     def release(self) -> None:
@@ -176,10 +176,10 @@ class KvSubscriber:
         An engine that can't be asked is taken to have it, and nothing after it.
         """
         await self._subscribed()
-        told = await self._told_since(number, timeout)
-        if told.last is None or told.digest is None:
-            return None if told.ended else number
-        return told.last.sequence if digest in (None, told.digest) else None
+        newest = await self._newest_since(number, timeout)
+        if newest.last is None or newest.digest is None:
+            return None if newest.ended else number
+        return newest.last.sequence if digest in (None, newest.digest) else None
 
     def digest(self, number: int) -> int | None:
         """Return the digest of one of the last `SENT_KEPT` batches; None of another."""
@@ -244,11 +244,11 @@ class KvSubscriber:
         """Ask for a batch of before; where another process answers, or nobody can tell, what it sent is of no use."""
         for _ in range(CHECKS):
             self._doubted, self._sent = None, {}
-            told = await self._told_since(number)
-            if told.digest == digest:
-                self._catch_up(told.last)
+            newest = await self._newest_since(number)
+            if newest.digest == digest:
+                self._catch_up(newest.last)
                 return
-            if told.ended or self.replay_endpoint is None:
+            if newest.ended or self.replay_endpoint is None:
                 break
         self._decoder.restart()
         self._covered, self._newest = -1, None
@@ -263,9 +263,9 @@ class KvSubscriber:
             self.checks.spawn(self._check_newest(self._newest), f"what {self.endpoint} sent last")
 
     async def _check_newest(self, number: int) -> None:
-        self._catch_up((await self._told_since(number)).last)
+        self._catch_up((await self._newest_since(number)).last)
 
-    async def _told_since(self, number: int, timeout: float = CHECK_TIMEOUT) -> "_Told":
+    async def _newest_since(self, number: int, timeout: float = CHECK_TIMEOUT) -> "_Newest":
         """Ask for what the engine sent from a number on."""
         digest: int | None = None
         last: KvBatch | None = None
@@ -276,7 +276,7 @@ class KvSubscriber:
                 digest = self._sent[number]
             last = batch
 
-        return _Told(await self._recall(number, look, timeout), digest, last)
+        return _Newest(await self._recall(number, look, timeout), digest, last)
 
     def _catch_up(self, last: KvBatch | None) -> None:
         """Take the last batch that the engine sent, where it did not come: its number shows what else is missing."""
@@ -341,7 +341,7 @@ class KvSubscriber:
             socket.close(0)
 
 
-class _Told(NamedTuple):
+class _Newest(NamedTuple):
     """What an engine had sent from a number on: whether it told all, the digest of that batch, and the last one."""
 
     ended: bool

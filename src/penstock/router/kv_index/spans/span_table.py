@@ -123,7 +123,7 @@ class SpanTable:
             if span is not None:
                 yield number, span
 
-    def held_by(self, bit: int) -> list[Span]:
+    def spans_of(self, bit: int) -> list[Span]:
         """Return the spans of a worker. Cost: walks them and all that are filed."""
         numbers = [*self.unfiled.get(bit.bit_length() - 1, ()), *self.filed]
         return [span for span in map(self.spans.__getitem__, numbers) if span is not None and span.mask & bit]
