@@ -147,7 +147,8 @@ class ClusterView(Protocol):
         """Return health of loop, router and KV events.
 
         Seconds: loop_longest, loop_recent, kv_lag (of what waits now), kv_lag_longest (of the last minute); counts:
-        loop_stalls, router_faults, kv_waiting (ranks), kv_skipped (batches), kv_joining (ranks).
+        loop_stalls, router_faults, kv_waiting (ranks), kv_skipped (batches), kv_joining and kv_told
+        (ranks).
         """
         ...
 

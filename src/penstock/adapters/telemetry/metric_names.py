@@ -251,6 +251,9 @@ class MetricNamesOf:
         self.kv_skipped = new.counter(
             "kv_events_skipped_total", "Batches of KV events that waited too long and were asked for again."
         )
+        self.kv_told = new.counter(
+            "kv_engines_told_total", "Engines of which another frontend told what they held when this one joined."
+        )
         self.kv_sources = new.gauge(
             "kv_event_sources", "Engines' ranks whose KV events wait, or whose past is being asked for.", "state"
         )

@@ -99,6 +99,11 @@ class KvEventFeeds:
             await self._stop(Target(card.id, rank))
 
     @property
+    def told_by_peers(self) -> int:
+        """Of how many ranks another frontend told what they held."""
+        return 0 if self._peers is None else self._peers.taken
+
+    @property
     def joining(self) -> int:
         """How many ranks' past is still being asked for."""
         return len(self._tasks)
