@@ -13,7 +13,7 @@ from penstock.adapters.engines.kv_events import kv_subscriber
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.kernel.values import KvRemoved, Target, WorkerCard, WorkerId
-from penstock.router.events import KvObserved, KvSourceJoining
+from penstock.router.events import KvObserved, KvSourceJoining, KvSourceLost
 from penstock.runtime.kv_events import kv_event_feeds as module
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 
@@ -26,6 +26,7 @@ class Router:
     def __init__(self) -> None:
         self.heard: list[int] = []
         self.joining: list[bool] = []
+        self.lost: list[str] = []
         self.changed = asyncio.Event()
 
     def on(self, effect: type, carrier: Any) -> None:
@@ -34,9 +35,11 @@ class Router:
     def post(self, machine: str, event: Any) -> None:
         if isinstance(event, KvObserved):
             self.heard.append(event.sequence)
-        else:
-            assert isinstance(event, KvSourceJoining), event
+        elif isinstance(event, KvSourceJoining):
             self.joining.append(event.on)
+        else:
+            assert isinstance(event, KvSourceLost), event
+            self.lost.append(event.reason)
         self.changed.set()
 
     async def until(self, count: int, joining: int = 0) -> None:
@@ -159,6 +162,19 @@ async def test_the_past_is_asked_for_once_what_comes_after_it_can_be_heard(monke
             await asyncio.wait_for(question, PATIENCE)
         finally:
             await feeds.close()
+
+
+async def test_an_engine_whose_address_is_taken_is_lost_and_not_joining_for_ever() -> None:
+    with zmq.Context.instance().socket(zmq.PUB) as taken:
+        port = taken.bind_to_random_port("tcp://127.0.0.1")
+        router = Router()
+        feeds = KvEventFeeds(router)  # type: ignore[arg-type]
+        endpoint = f"@tcp://127.0.0.1:{port}"
+        feeds.start(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", events=(endpoint,)))
+        await router.until(0, joining=2)
+        assert router.joining == [True, False]
+        assert [reason for reason in router.lost if "can't be bound" in reason]
+        await feeds.close()
 
 
 def batch(block: int) -> bytes:

@@ -252,6 +252,7 @@ class KvEventFeeds:
 
     def _failed(self, target: Target, error: Exception) -> None:
         log.warning("KV events of %s can't be heard any more: %s", target, error)
+        self._subscribers[target][0].close()
         self._live.post("router", KvSourceJoining(worker=target.worker, rank=target.rank, on=False))
         self._lost(target, str(error))
 

@@ -123,10 +123,10 @@ class KvSubscriber:
         socket = self._socket(zmq.SUB)
         socket.setsockopt(zmq.SUBSCRIBE, self._topic)
         self._take = take
-        self.handshakes.watch(socket)
-        self._attach(socket)
         source = self._poller.add(socket, self._received, failed, overrun=self._overrun, paused=True)
         self._sources[socket] = self._live = source
+        self.handshakes.watch(socket)
+        self._attach(socket)
 
     def release(self) -> None:
         """Let what came since `listen`, and what comes from now on, be taken."""
