@@ -276,7 +276,8 @@ async def test_until_it_is_told_it_routes_by_what_it_knows_and_says_so(
         assert f"{len(engines)} of {len(engines)} engines" in finding.text and finding.level == "info"
         gate.set()
         await late.current()
-        assert not late.feeds.findings() and late.feeds.joining == 0
+        await until(lambda: late.feeds.joining == 0)
+        assert not late.feeds.findings()
         assert same(first, late)
         await late.close()
     await first.close()
