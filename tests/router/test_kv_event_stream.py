@@ -109,6 +109,17 @@ def test_an_answer_in_parts_closes_a_gap_as_a_whole_one_does() -> None:
     assert world.blocks == {1, 2, 3, 4, 5, 6, 7} and (world.stream.recovered, world.stream.next) == (1, 7)
 
 
+def test_what_comes_by_itself_before_the_last_part_of_an_answer_does_not_make_it_useless() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)), batch(5, stored(6)))
+    world.replayed(ReplayEnded(id=1, batches=[batch(1, stored(2))], more=True))
+    world.observe(batch(2, stored(3)), batch(3, stored(4)))
+    outcome = world.replayed(answer(batch(2, stored(3)), batch(3, stored(4))))
+    assert outcome.replay_from == 4 and world.stream.state == "recovering" and world.stream.unrecovered == 0
+    world.replayed(answer(batch(4, stored(5))))
+    assert world.stream.state == "exact" and world.blocks == {1, 2, 3, 4, 5, 6}
+
+
 def test_until_the_past_is_known_a_cache_is_not_taken_as_known() -> None:
     stream = KvEventStream()
     stream.joining = True

@@ -42,7 +42,18 @@ PLAIN_STATE = (
     *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
-    *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed", "joining"),
+    *(
+        "_suspect",
+        "_heard",
+        "_late_next",
+        "_late_run",
+        "since",
+        "kv_blocks",
+        "_stored",
+        "_agreed",
+        "joining",
+        "_wanted",
+    ),
 )
 """Attributes that a snapshot has as they are: all but those with events."""
 
@@ -104,6 +115,8 @@ class KvEventStream:
         self._recovering = False
         self._asked = False
         """A replay request is open..."""
+        self._wanted = 0
+        """... for the batches from this number on..."""
         self._stale = False
         """... whose answer is of no use any more."""
         self._waiting: dict[int, list[KvEvent]] = {}
@@ -163,13 +176,12 @@ class KvEventStream:
         if self._suspect and not answer.batches:
             return self._doubt()
         self._suspect = False
-        before = self.next
         events = self._drain()
         if not self._waiting:
             self._recovering = False
             self.recovered += 1
             return StreamOutcome(events=events, note="what was missing of its KV events was replayed")
-        if self.next > before and all(batch.sequence < self.next for batch in answer.batches or ()):
+        if self.next > self._wanted and all(batch.sequence < self.next for batch in answer.batches or ()):
             # All of the answer was of use, and what is missing now went missing since.
             return StreamOutcome(events=events, replay_from=self._ask())
         return self._give_up("the missing KV events could not be replayed")
@@ -372,6 +384,7 @@ class KvEventStream:
             self._stale = True
             return None
         self._asked = True
+        self._wanted = self.next
         return self.next
 
     def _drain(self) -> tuple[KvEvent, ...]:
