@@ -42,18 +42,8 @@ PLAIN_STATE = (
     *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
-    *(
-        "_suspect",
-        "_heard",
-        "_late_next",
-        "_late_run",
-        "since",
-        "kv_blocks",
-        "_stored",
-        "_agreed",
-        "joining",
-        "_wanted",
-    ),
+    *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed"),
+    *("joining", "_wanted"),
 )
 """Attributes that a snapshot has as they are: all but those with events."""
 
