@@ -99,7 +99,7 @@ class KvEventFeeds:
             await self._stop(Target(card.id, rank))
 
     @property
-    def told_by_peers(self) -> int:
+    def peer_answers(self) -> int:
         """Of how many ranks another frontend told what they held."""
         return 0 if self._peers is None else self._peers.taken
 
