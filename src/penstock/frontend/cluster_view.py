@@ -147,7 +147,7 @@ class ClusterView(Protocol):
         """Return health of loop, router and KV events.
 
         Seconds: loop_longest, loop_recent, kv_lag (of what waits now), kv_lag_longest (of the last minute); counts:
-        loop_stalls, router_faults, kv_waiting (ranks), kv_skipped (batches), kv_joining and kv_told
+        loop_stalls, router_faults, kv_waiting (ranks), kv_skipped (batches), kv_joining and kv_from_peers
         (ranks).
         """
         ...

@@ -120,7 +120,7 @@ class NodeCluster:
             "kv_waiting": feeds.poller.waiting,
             "kv_skipped": feeds.poller.skipped,
             "kv_joining": feeds.joining,
-            "kv_told": feeds.peer_answers,
+            "kv_from_peers": feeds.peer_answers,
         }
 
     def notes(self) -> Mapping[str, int]:

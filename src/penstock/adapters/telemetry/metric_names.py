@@ -251,7 +251,7 @@ class MetricNamesOf:
         self.kv_skipped = new.counter(
             "kv_events_skipped_total", "Batches of KV events that waited too long and were asked for again."
         )
-        self.kv_told = new.counter(
+        self.kv_from_peers = new.counter(
             "kv_engines_told_total", "Engines of which another frontend told what they held when this one joined."
         )
         self.kv_sources = new.gauge(

@@ -76,7 +76,7 @@ def scrape(service: Service) -> str:
     metrics.kv_lag.set(to=counters.get("kv_lag", 0.0))
     metrics.kv_lag_recent.set(to=counters.get("kv_lag_longest", 0.0))
     metrics.kv_skipped.set(to=counters.get("kv_skipped", 0.0))
-    metrics.kv_told.set(to=counters.get("kv_told", 0.0))
+    metrics.kv_from_peers.set(to=counters.get("kv_from_peers", 0.0))
     metrics.kv_sources.set("waiting", to=counters.get("kv_waiting", 0.0))
     metrics.kv_sources.set("joining", to=counters.get("kv_joining", 0.0))
     metrics.tasks.set(to=len(asyncio.all_tasks()))
