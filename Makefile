@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership clean help
+.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership bench-kv-events clean help
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -176,6 +176,9 @@ bench-long-prompts: install ## CPU of prompts of 100,000 tokens: new, known but 
 
 bench-membership: install ## 2,000 workers in SQLite, etcd and a Kubernetes double: joins, leaves, rest, a store that does not answer, into docs/ (3 minutes)
 	$(BIN)/python bench/scale/membership.py --docs docs/bench/membership.md
+
+bench-kv-events: install ## KV events of 500 engines: steady, a burst of all at once, a frontend that joins late, into docs/ (1 minute)
+	$(BIN)/python bench/scale/kv_events.py --docs docs/bench/kv-events.md
 
 bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
 	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md

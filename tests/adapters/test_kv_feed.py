@@ -13,6 +13,7 @@ from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.values import KvCleared, KvRemoved
+from tests.kv_batches import batches_of
 
 PATIENCE = 30.0
 
@@ -23,7 +24,7 @@ class Feed:
     def __init__(self, **options: object) -> None:
         self.publisher = KvPublisher(topic="kv", rank=2, **options)  # type: ignore[arg-type]
         self.subscriber = KvSubscriber(self.publisher.endpoint, self.publisher.replay_endpoint, "kv", rank=2)
-        self.batches = self.subscriber.batches()
+        self.batches = batches_of(self.subscriber)
         self.replayer = asyncio.create_task(self.publisher.serve_replay())
 
     async def next(self) -> KvBatch:
@@ -157,7 +158,7 @@ GOOD = encode_batch(1.0, [KvCleared()])
 
 async def test_bad_frames_are_counted_and_what_follows_is_heard(raw):
     subscriber = KvSubscriber(raw.endpoint, topic="kv")
-    batches = subscriber.batches()
+    batches = batches_of(subscriber)
     await first_heard(batches, lambda: raw.send(b"kv", (1).to_bytes(8, "big"), GOOD))
     raw.send(b"kv")
     raw.send(b"kv", b"short", GOOD)
@@ -193,7 +194,7 @@ async def test_the_replay_layouts_of_older_and_newer_engines(raw, topic):
 
 async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
     subscriber = KvSubscriber(raw.endpoint, topic="kv")
-    batches = subscriber.batches()
+    batches = batches_of(subscriber)
     await first_heard(batches, lambda: raw.send(b"kv", (7).to_bytes(8, "big"), GOOD))
     raw.pub.close(0)
     again = zmq.Context.instance().socket(zmq.PUB)
@@ -213,28 +214,6 @@ async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
     subscriber.close()
 
 
-async def test_closing_ends_an_iterator_that_waits(feed):
-    await feed.warm()
-
-    async def drain() -> None:
-        async for _ in feed.batches:
-            pass
-
-    waiting = asyncio.create_task(drain())
-    await asyncio.sleep(0)
-    feed.subscriber.close()
-    await asyncio.wait_for(waiting, PATIENCE)
-
-
-async def test_cancelling_an_iterator_that_waits_cancels(feed):
-    await feed.warm()
-    waiting = asyncio.create_task(feed.until(1 << 40))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-
-
 async def test_a_flood_leaves_the_loop_to_others(feed):
     await feed.warm()
     turns = 0
@@ -251,7 +230,7 @@ async def test_a_flood_leaves_the_loop_to_others(feed):
         last = feed.publisher.publish(1.0, [KvCleared()])
     await feed.until(last)
     task.cancel()
-    assert turns >= 2000 / 64 / 2
+    assert turns >= 20
 
 
 class Door:
@@ -288,19 +267,19 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def two_lives(**options: object) -> AsyncIterator[tuple[Feed, Feed, Door, Door, list[tuple[str, list[KvBatch]]]]]:
+async def two_lives(**options: object) -> AsyncIterator[tuple[Feed, Feed, Door, Door, list[str]]]:
     """A publisher that is heard through a door, the one that comes after it, and what the subscriber says is lost."""
     before, after = Feed(**options), Feed(**options)
     events, replay = Door(), Door()
-    lost: list[tuple[str, list[KvBatch]]] = []
+    lost: list[str] = []
     before.subscriber = KvSubscriber(
         await events.start(before.publisher.endpoint),
         await replay.start(before.publisher.replay_endpoint),
         "kv",
         rank=2,
-        lost=lambda reason, since: lost.append((reason, list(since))),
+        lost=lost.append,
     )
-    before.batches = before.subscriber.batches()
+    before.batches = batches_of(before.subscriber)
     try:
         yield before, after, events, replay, lost
     finally:
@@ -325,11 +304,12 @@ async def test_another_process_behind_the_address_is_noticed_whatever_its_number
         async with asyncio.timeout(PATIENCE):
             while not lost:
                 await asyncio.sleep(0.01)
-        hearing.cancel()
-        [(reason, since)] = lost
+        [reason] = lost
         assert "another process" in reason
-        assert [batch.sequence for batch in since] == list(range(len(since))) and len(since) > last + ahead
-        assert since[0].events == [KvRemoved(hashes=[100])]
+        async with asyncio.timeout(PATIENCE):
+            heard = await hearing
+            while heard.sequence != last + ahead or heard.events != [KvRemoved(hashes=[100 + last + ahead])]:
+                heard = await before.next()  # its last batch, whose number shows what else there was
 
 
 async def test_a_cut_connection_to_the_same_process_loses_nothing():
@@ -344,6 +324,48 @@ async def test_a_cut_connection_to_the_same_process_loses_nothing():
         await first_heard(before.batches, lambda: before.publisher.publish(1.0, []))
 
 
+async def test_what_was_sent_while_the_connection_was_cut_comes_although_nothing_else_is_sent():
+    async with two_lives() as (before, _, events, _, lost):
+        await before.warm()
+        for _ in range(100):  # more than the subscriber remembers
+            last = before.publisher.publish(1.0, [])
+        await before.until(last)
+        events.switch("")
+        async with asyncio.timeout(PATIENCE):
+            while before.subscriber._doubted is None:
+                await asyncio.sleep(0.01)
+        for _ in range(5):
+            last = before.publisher.publish(1.0, [])
+        events.target = before.publisher.endpoint
+        assert (await before.next()).sequence == last, "the last one, whose number shows the gap"
+        assert not lost
+
+
+async def test_a_process_that_comes_after_what_is_covered_is_heard_from_its_first_batch():
+    async with two_lives() as (before, after, events, replay, lost):
+        before.subscriber.cover(1_000)
+        subscribed = asyncio.ensure_future(before.next())
+        for _ in range(3):
+            before.publisher.publish(1.0, [])
+        assert await before.subscriber.past(0, lambda batch: None, PATIENCE)
+        before.subscriber.cover(1_000)
+        await asyncio.sleep(0)
+        after.publisher.publish(2.0, [])
+        async with asyncio.timeout(PATIENCE):
+            while not before.subscriber._live.arrived.is_set():  # it is connected
+                before.publisher.publish(1.0, [])
+                await asyncio.sleep(0.02)
+        replay.switch(after.publisher.replay_endpoint)
+        events.switch(after.publisher.endpoint)
+        async with asyncio.timeout(PATIENCE):
+            while not lost:
+                await asyncio.sleep(0.01)
+            while not subscribed.done():
+                after.publisher.publish(2.0, [])
+                await asyncio.sleep(0.02)
+        assert subscribed.result().sequence < 1_000
+
+
 async def test_a_process_that_no_longer_has_what_it_sent_or_can_not_be_asked_is_not_trusted():
     async with two_lives(buffer_steps=2) as (before, _, events, _, lost):
         await before.warm()
@@ -354,4 +376,4 @@ async def test_a_process_that_no_longer_has_what_it_sent_or_can_not_be_asked_is_
         async with asyncio.timeout(PATIENCE):
             while not lost:
                 await asyncio.sleep(0.01)
-        assert [batch.sequence for batch in lost[0][1]] == [last - 1, last]
+        assert (await before.next()).sequence == last

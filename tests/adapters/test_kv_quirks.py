@@ -20,6 +20,7 @@ from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, Targ
 from penstock.router.events import KvObserved
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.kv_event_stream import KvEventStream
+from tests.kv_batches import batches_of
 
 PATIENCE = 30.0
 SESSION = Path(__file__).parent / "data" / "vllm-0.32-session.jsonl"
@@ -103,7 +104,7 @@ async def test_a_publisher_that_connects_is_heard_where_we_bind() -> None:
         port = free_port()
         publisher.connect(f"tcp://127.0.0.1:{port}")  # as vLLM does where its endpoint has no star
         subscriber = KvSubscriber(f"@tcp://127.0.0.1:{port}", topic="kv")
-        batches = subscriber.batches()
+        batches = batches_of(subscriber)
         waiting = asyncio.ensure_future(anext(batches))
         async with asyncio.timeout(PATIENCE):
             while not waiting.done():
@@ -118,7 +119,7 @@ async def test_an_address_that_can_not_be_bound_is_told_with_the_way_out() -> No
         port = taken.bind_to_random_port("tcp://127.0.0.1")
         subscriber = KvSubscriber(f"@tcp://127.0.0.1:{port}")
         with pytest.raises(EngineError, match="can't be bound for KV events"):
-            await anext(subscriber.batches())
+            await anext(batches_of(subscriber))
 
 
 def test_a_recorded_session_with_vllm_is_predicted_probe_by_probe() -> None:

@@ -23,6 +23,7 @@ from penstock.frontend.service import Service
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import OperatorNote, Publish, ReplayWanted, WorkerJoined, WorkerLeft
 from penstock.router.router import Router
+from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.engine_stats import EngineStats
@@ -228,7 +229,7 @@ async def stand(
         name="router",
         router=router,
         live=live,
-        feeds=SimpleNamespace(images={}),
+        feeds=KvEventFeeds(live),
         loop_monitor=LoopMonitor(),
         noted=notes,
         peers=None,

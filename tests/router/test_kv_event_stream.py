@@ -62,7 +62,8 @@ class Believed:
         return outcome
 
     def replayed(self, event: ReplayEnded) -> StreamOutcome:
-        self.asked = None
+        if not event.more:
+            self.asked = None
         return self.carry_out(self.stream.replayed(event))
 
 
@@ -93,6 +94,40 @@ def test_a_gap_is_asked_for_and_what_comes_meanwhile_waits() -> None:
     world.replayed(answer(batch(1, stored(2)), batch(2, stored(3)), batch(3, stored(4))))
     assert world.blocks == {1, 2, 3, 4, 5} and world.stream.state == "exact"
     assert (world.stream.gaps, world.stream.recovered, world.stream.next) == (1, 1, 5)
+
+
+def test_an_answer_in_parts_closes_a_gap_as_a_whole_one_does() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)), batch(4, stored(5)))
+    world.replayed(ReplayEnded(id=1, batches=[batch(1, stored(2)), batch(2, stored(3))], more=True))
+    assert world.blocks == {1, 2, 3} and world.stream.state == "recovering"
+    assert world.observe(batch(5, stored(6))).events == ()
+    world.replayed(ReplayEnded(id=1, batches=[batch(3, stored(4))], more=True))
+    assert world.blocks == {1, 2, 3, 4, 5, 6} and world.stream.state == "exact"
+    world.observe(batch(6, stored(7)))
+    world.replayed(answer(batch(4, stored(5))))
+    assert world.blocks == {1, 2, 3, 4, 5, 6, 7} and (world.stream.recovered, world.stream.next) == (1, 7)
+
+
+def test_what_comes_by_itself_before_the_last_part_of_an_answer_does_not_make_it_useless() -> None:
+    world = Believed()
+    world.observe(batch(0, stored(1)), batch(5, stored(6)))
+    world.replayed(ReplayEnded(id=1, batches=[batch(1, stored(2))], more=True))
+    world.observe(batch(2, stored(3)), batch(3, stored(4)))
+    outcome = world.replayed(answer(batch(2, stored(3)), batch(3, stored(4))))
+    assert outcome.replay_from == 4 and world.stream.state == "recovering" and world.stream.unrecovered == 0
+    world.replayed(answer(batch(4, stored(5))))
+    assert world.stream.state == "exact" and world.blocks == {1, 2, 3, 4, 5, 6}
+
+
+def test_until_the_past_is_known_a_cache_is_not_taken_as_known() -> None:
+    stream = KvEventStream()
+    stream.joining = True
+    stream.observe(batch(0, stored(1)))
+    assert stream.state == "joining"
+    assert stream.observe(held(7, 1, 2)).clear
+    stream.joining = False
+    assert (stream.state, stream.next) == ("exact", 8)
 
 
 def test_the_first_contact_may_be_late() -> None:
@@ -403,10 +438,18 @@ def test_whatever_happens_to_events_no_block_is_claimed_that_is_not_held(seed: i
     sent: deque[KvObserved] = deque(maxlen=4)
 
     def reply() -> None:
-        first, world.asked = world.asked, None
+        first = world.asked
         assert first is not None
         fails = replay == "none" or (replay == "mixed" and rng.random() < 0.5)
         found = engine.tell(first) if replay == "told" else engine.replay(first)
+        batches = found.batches or []
+        if not fails and batches and batches[0].sequence == first and not batches[0].whole and rng.random() < 0.5:
+            while len(batches) > 2:  # in parts, between which others arrive
+                part, batches = batches[:2], batches[2:]
+                world.replayed(ReplayEnded(id=1, batches=part, more=True))
+                if wire and rng.random() < 0.3:
+                    world.observe(wire.pop(0))
+            found = answer(*batches)
         world.replayed(FAILED if fails else found)
 
     for _ in range(60):

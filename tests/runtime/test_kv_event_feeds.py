@@ -1,16 +1,19 @@
 """Does the router learn what an engine cached before we came, even where it could not be asked at first?"""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import zmq
+import zmq.asyncio
 
-from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher
-from penstock.adapters.seams import KvBatch
-from penstock.kernel.values import KvRemoved, WorkerCard, WorkerId
-from penstock.router.events import KvObserved
+from penstock.adapters.engine_ports import free_port
+from penstock.adapters.engines.kv_events import kv_subscriber
+from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
+from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
+from penstock.kernel.values import KvRemoved, Target, WorkerCard, WorkerId
+from penstock.router.events import KvObserved, KvSourceJoining, KvSourceLost
 from penstock.runtime.kv_events import kv_event_feeds as module
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
 
@@ -22,19 +25,26 @@ class Router:
 
     def __init__(self) -> None:
         self.heard: list[int] = []
+        self.joining: list[bool] = []
+        self.lost: list[str] = []
         self.changed = asyncio.Event()
 
     def on(self, effect: type, carrier: Any) -> None:
         pass
 
     def post(self, machine: str, event: Any) -> None:
-        assert isinstance(event, KvObserved), event
-        self.heard.append(event.sequence)
+        if isinstance(event, KvObserved):
+            self.heard.append(event.sequence)
+        elif isinstance(event, KvSourceJoining):
+            self.joining.append(event.on)
+        else:
+            assert isinstance(event, KvSourceLost), event
+            self.lost.append(event.reason)
         self.changed.set()
 
-    async def until(self, count: int) -> None:
+    async def until(self, count: int, joining: int = 0) -> None:
         async with asyncio.timeout(PATIENCE):
-            while len(self.heard) < count:
+            while len(self.heard) < count or len(self.joining) < joining:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -72,8 +82,8 @@ async def test_an_idle_engine_that_could_not_be_asked_is_asked_again(
     assert router.heard == []
     replayer = asyncio.create_task(publisher.serve_replay())
     try:
-        await router.until(3)
-        assert router.heard == [0, 1, 2]
+        await router.until(3, joining=2)
+        assert router.heard == [0, 1, 2] and router.joining == [True, False]
     finally:
         await feeds.close()
         replayer.cancel()
@@ -98,49 +108,74 @@ async def test_the_next_event_ends_the_asking_since_its_number_tells_the_router_
         await feeds.close()
 
 
-class Announced:
-    """A source whose past is asked for while it announces."""
-
-    replay_endpoint = "asked"
-    handshakes = SimpleNamespace(failed=0, failing=())
-
-    def __init__(self, past: Sequence[KvBatch], live: Sequence[KvBatch]) -> None:
-        self.past, self.live = past, live
-
-    async def batches(self) -> AsyncIterator[KvBatch]:
-        for batch in self.live:
-            yield batch
-        await asyncio.Event().wait()
-
-    async def replay(self, first: int, timeout: float) -> Sequence[KvBatch]:
-        return self.past
-
-    def close(self) -> None:
-        pass
-
-
-def batch(number: int, block: int) -> KvBatch:
-    return KvBatch(number, 0, [KvRemoved(hashes=[block])])
-
-
 @pytest.mark.parametrize(
     ("live", "heard"),
     [
-        ([batch(0, 5), batch(1, 6), batch(2, 7)], [0, 1, 2]),  # the first two came both ways
-        ([batch(0, 8), batch(1, 6)], [0, 1, 0, 1]),  # another batch of a number that was there: a publisher began anew
+        ([(0, 5), (1, 6), (2, 7)], [0, 1, 2]),  # the first two came both ways
+        ([(0, 8), (1, 6)], [0, 1, 0, 1]),  # another batch of a number that was there: a publisher began anew
     ],
 )
 async def test_what_comes_both_as_past_and_by_itself_is_posted_once(
-    publisher: KvPublisher, monkeypatch: pytest.MonkeyPatch, live: list[KvBatch], heard: list[int]
+    live: list[tuple[int, int]], heard: list[int]
 ) -> None:
-    router = Router()
-    feeds = KvEventFeeds(router)  # type: ignore[arg-type]
-    source = Announced([batch(0, 5), batch(1, 6)], live)
-    monkeypatch.setattr(feeds, "_source", lambda card, rank, endpoint: source)
-    feeds.start(card(publisher))
-    try:
-        await router.until(len(heard))
-        await asyncio.sleep(0)
-        assert router.heard == heard
-    finally:
+    """An engine that answers what it sent before only after it has sent more, which waits meanwhile."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.XPUB) as pub, zmq.asyncio.Context(context).socket(zmq.ROUTER) as asked:
+        pub.linger = asked.linger = 0
+        events, replay = (f"tcp://127.0.0.1:{each.bind_to_random_port('tcp://127.0.0.1')}" for each in (pub, asked))
+        router = Router()
+        feeds = KvEventFeeds(router)  # type: ignore[arg-type]
+        feeds.start(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", events=(events,), replay=(replay,)))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                client, empty, _ = await asked.recv_multipart()
+            await asyncio.to_thread(pub.recv)  # it is subscribed
+            for number, block in live:
+                pub.send_multipart((b"", number.to_bytes(8, "big"), batch(block)))
+            source, _ = feeds._subscribers[Target(WorkerId("w"), 0)]
+            async with asyncio.timeout(PATIENCE):
+                await source.arrived()
+            assert router.heard == []
+            for number, block in ((0, 5), (1, 6)):
+                await asked.send_multipart((client, empty, b"", number.to_bytes(8, "big"), batch(block)))
+            await asked.send_multipart((client, empty, b"", END, b""))
+            await router.until(len(heard))
+            assert router.heard == heard
+        finally:
+            await feeds.close()
+
+
+async def test_the_past_is_asked_for_once_what_comes_after_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscriber, "CONNECT_WAIT", PATIENCE)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.PUB) as pub, zmq.asyncio.Context(context).socket(zmq.ROUTER) as asked:
+        pub.linger = asked.linger = 0
+        events = f"tcp://127.0.0.1:{free_port()}"
+        replay = f"tcp://127.0.0.1:{asked.bind_to_random_port('tcp://127.0.0.1')}"
+        feeds = KvEventFeeds(Router())  # type: ignore[arg-type]
+        feeds.start(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", events=(events,), replay=(replay,)))
+        try:
+            question = asyncio.ensure_future(asked.recv_multipart())
+            await asyncio.wait({question}, timeout=0.1)
+            assert not question.done()
+            pub.bind(events)
+            await asyncio.wait_for(question, PATIENCE)
+        finally:
+            await feeds.close()
+
+
+async def test_an_engine_whose_address_is_taken_is_lost_and_not_joining_for_ever() -> None:
+    with zmq.Context.instance().socket(zmq.PUB) as taken:
+        port = taken.bind_to_random_port("tcp://127.0.0.1")
+        router = Router()
+        feeds = KvEventFeeds(router)  # type: ignore[arg-type]
+        endpoint = f"@tcp://127.0.0.1:{port}"
+        feeds.start(WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="u", events=(endpoint,)))
+        await router.until(0, joining=2)
+        assert router.joining == [True, False]
+        assert [reason for reason in router.lost if "can't be bound" in reason]
         await feeds.close()
+
+
+def batch(block: int) -> bytes:
+    return encode_batch(1.0, [KvRemoved(hashes=[block])])

@@ -159,6 +159,8 @@ class World:
         engine = self.engine
 
         def settled() -> bool:
+            if any(side.stream.state == "joining" for side in sides):
+                return False
             if engine.opaque:
                 return all(len(side.held) == len(engine.held) for side in sides) and len(self.relay.holdings) == len(
                     engine.held

@@ -17,6 +17,7 @@ from penstock.adapters.seams import PlaneMessage
 from penstock.adapters.zmq_curve import bind_side
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvCleared
+from tests.kv_batches import batches_of
 
 OURS, OTHER = ClusterSecret("the secret of this cluster"), ClusterSecret("the secret of another one")
 PATIENCE = 20.0
@@ -117,7 +118,7 @@ async def test_kv_events_and_replay_need_the_secret():
     publisher = KvPublisher(secret=OURS)
     serving = asyncio.create_task(publisher.serve_replay())
     listeners = [KvSubscriber(publisher.endpoint, publisher.replay_endpoint, secret=s) for s in (OURS, OTHER, None)]
-    batches = [listener.batches() for listener in listeners]
+    batches = [batches_of(listener) for listener in listeners]
     first = [asyncio.ensure_future(anext(each)) for each in batches]
     try:
         await until(
@@ -145,7 +146,7 @@ async def test_a_refused_feed_is_healed_when_the_engine_comes_back_with_our_secr
     wrong = KvPublisher(secret=OTHER)
     endpoint = wrong.endpoint
     listener = KvSubscriber(endpoint, secret=OURS)
-    first = asyncio.ensure_future(anext(listener.batches()))
+    first = asyncio.ensure_future(anext(batches_of(listener)))
     await until(lambda: listener.handshakes.failing)
     wrong.close()
     right = zmq.Context.instance().socket(zmq.PUB)

@@ -14,6 +14,7 @@ from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.kernel.hashing import extra_bytes
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored
+from tests.kv_batches import batches_of
 from tests.vllm.server import CPU_ENV
 
 SCRIPT = Path(__file__).parent / "setup" / "publish.py"
@@ -75,7 +76,7 @@ async def test_it_is_heard_whichever_side_binds(ways: dict[str, Way], name: str)
     subscriber = KvSubscriber(way.heard_at or way.said, way.replay, "kv@test")
     try:
         async with asyncio.timeout(30.0):
-            batch = await anext(subscriber.batches())
+            batch = await anext(batches_of(subscriber))
         again = await subscriber.replay(0, 30.0)
     finally:
         subscriber.close()

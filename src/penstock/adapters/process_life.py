@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import resource
 import signal
 import sys
+
+FILES_MAX = 65_536
+"""Files that a frontend may have open: four for each engine whose KV events it hears, two for each stream."""
 
 
 def stop_event() -> asyncio.Event:
@@ -12,6 +16,14 @@ def stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     return stopping
+
+
+def allow_files() -> None:
+    """Raise this process's limit of open files as far as it may: a shell's is 1,024, which 250 engines use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def report_ready(**fields: object) -> None:

@@ -5,17 +5,17 @@ keys are never sent or written down, so a handshake succeeds only between holder
 side's public key to begin with. Stock engines speak plain; their sockets stay so.
 """
 
-import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 import zmq.asyncio
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.adapters.zmq_receive import receive
+from penstock.adapters.zmq_receive import MessageNotice, received, shared_context
 from penstock.kernel.secret import ClusterSecret
 
 MECHANISM = "curve"
@@ -72,28 +72,28 @@ class Handshakes:
         self._logged: set[str] = set()
         self._broken_off: Counter[str] = Counter()
         self._refused, self._broken, self._joined = refused, broken, joined
-        self._watched: dict[AnySocket, tuple[zmq.asyncio.Socket, asyncio.Task[None]]] = {}
+        self._watched: dict[AnySocket, tuple[zmq.Socket[bytes], MessageNotice]] = {}
 
     def watch(self, socket: AnySocket) -> None:
         """Follow a socket until `forget`; call this before the socket connects, with the event loop running."""
         address = f"inproc://penstock-handshakes-{next(_numbers)}"
         socket.monitor(address, _FAILED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
-        monitor = zmq.asyncio.Context(zmq.Context.instance()).socket(zmq.PAIR)
+        monitor = shared_context().socket(zmq.PAIR)
         monitor.linger = 0
         monitor.rcvhwm = 0
         monitor.connect(address)
-        self._watched[socket] = (monitor, asyncio.create_task(self._follow(monitor), name="zmq-handshakes"))
+        self._watched[socket] = monitor, MessageNotice(monitor, partial(self._follow, monitor))
 
     def forget(self, socket: AnySocket) -> None:
         """Stop following a socket that is about to be closed; an unknown socket is no error."""
         watched = self._watched.pop(socket, None)
         if watched is None:
             return
-        monitor, task = watched
+        monitor, notice = watched
         # In this order: libzmq's own thread waits for ever to report an event to a monitor that was closed before.
         if not socket.closed:
             socket.disable_monitor()
-        task.cancel()
+        notice.close()
         monitor.close(0)
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ class Handshakes:
         for socket in tuple(self._watched):
             self.forget(socket)
 
-    async def _follow(self, monitor: zmq.asyncio.Socket) -> None:
-        while (frames := await receive(monitor)) is not None:
+    def _follow(self, monitor: "zmq.Socket[bytes]") -> None:
+        while not monitor.closed and (frames := received(monitor)) is not None:
             event = parse_monitor_message(frames)
             endpoint = bytes(event["endpoint"]).decode("utf-8", "replace")
             if event["event"] == zmq.Event.DISCONNECTED:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from penstock.frontend.admin import metrics_route, page_routes
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
+from penstock.frontend.admin.frontend_peers import give_kv_blocks
 from penstock.frontend.batches import batch_routes, file_routes
 from penstock.frontend.batches.batch_claim import BatchClaim
 from penstock.frontend.batches.batch_desk import DESK, BatchDesk
@@ -33,6 +34,7 @@ from penstock.frontend.prompt.request_body import (
     TRANSLATED,
 )
 from penstock.frontend.service import SERVICE, Service
+from penstock.runtime.kv_events import peer_blocks
 
 FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"})
 NO_BATCH = FORMS | {*IMAGES_MADE} | {*TRANSLATED, *JOB_PATHS}
@@ -131,6 +133,7 @@ def peers_app(service: Service) -> web.Application:
     app = admin_app(service)
     app.router.add_route("*", PEER_RESPONSE, for_admins(give_response))
     app.router.add_post(PEER_RESPONSES, for_admins(take_responses))
+    app.router.add_get(peer_blocks.PATH.replace("{rank}", "{rank:[0-9]{1,4}}"), for_admins(give_kv_blocks))
     return app
 
 

@@ -10,6 +10,7 @@ from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, Target, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch, Resume
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
+from penstock.runtime.kv_events.peer_blocks import PeerBlocks
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.planning.frontend_counts import FrontendCounts
@@ -138,8 +139,17 @@ class ClusterView(Protocol):
         """Return how many KV events were applied, by (event type, result)."""
         ...
 
+    def kv_blocks(self, target: Target) -> PeerBlocks | None:
+        """Return all that is known of a worker's rank, for another frontend; None where it is not all."""
+        ...
+
     def counters(self) -> Mapping[str, float]:
-        """Return loop and router health: loop_longest, loop_recent, loop_stalls, router_faults."""
+        """Return health of loop, router and KV events.
+
+        Seconds: loop_longest, loop_recent, kv_lag (of what waits now), kv_lag_longest (of the last minute); counts:
+        loop_stalls, router_faults, kv_waiting (ranks), kv_skipped (batches), kv_joining and kv_from_peers
+        (ranks).
+        """
         ...
 
     def notes(self) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import uvloop
 
 from penstock.adapters.engines.http.http1_client import Http1Client
-from penstock.adapters.process_life import report_ready, stop_event
+from penstock.adapters.process_life import allow_files, report_ready, stop_event
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.config.reading.load import load_resolved
@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None, beside: Callable[[Service], Listener
         lines = logs.setup(settings.logs.format, settings.logs.level, batch=True)
         sys.setswitchinterval(SWITCH_INTERVAL)
         gc.set_threshold(*GC_THRESHOLD)
+        allow_files()
         sockets = _inherited(arguments.listen), _inherited(arguments.listen_admin)
         uvloop.run(_serve(settings, run, arguments.index, lines, *sockets, beside))
     except ConfigError as error:

@@ -12,6 +12,7 @@ from penstock.router.events import WorkerCordoned
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.image_placeholders import ImagePlaceholders
 from penstock.runtime.cluster_state.refused_messages import refusals
+from penstock.runtime.kv_events.peer_blocks import PeerBlocks, blocks_of
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.router_node import RouterNode
@@ -104,13 +105,22 @@ class NodeCluster:
                 counts[kind, result] = counts.get((kind, result), 0) + count
         return counts
 
+    def kv_blocks(self, target: Target) -> PeerBlocks | None:
+        return blocks_of(self._node.router, target, self._node.feeds.digest)
+
     def counters(self) -> Mapping[str, float]:
-        monitor = self._node.loop_monitor
+        monitor, feeds = self._node.loop_monitor, self._node.feeds
         return {
             "loop_longest": monitor.longest,
             "loop_recent": monitor.longest_recent,
             "loop_stalls": monitor.over_budget,
             "router_faults": self._node.live.faults,
+            "kv_lag": feeds.poller.lag,
+            "kv_lag_longest": feeds.poller.lag_longest,
+            "kv_waiting": feeds.poller.waiting,
+            "kv_skipped": feeds.poller.skipped,
+            "kv_joining": feeds.joining,
+            "kv_from_peers": feeds.peer_answers,
         }
 
     def notes(self) -> Mapping[str, int]:

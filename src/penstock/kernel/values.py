@@ -484,6 +484,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     (`penstock.kernel.hashing.local_hashes` of tokens and extras, one per block) does the same and reveals no text.
     ``window``: blocks before a token that the layers of these blocks read, 0 for all. Those of a window have the names
     that the same tokens have for full attention, and come without tokens; they need not follow one another.
+    ``blocks``: our hashes of the same blocks, as another frontend knows them; ``parent`` then is ours, too.
     """
 
     hashes: Sequence[int]
@@ -494,6 +495,7 @@ class KvStored(msgspec.Struct, frozen=True, kw_only=True, tag="stored", tag_fiel
     tier: Tier = "device"
     local: list[int] | None = None
     window: int = 0
+    blocks: list[int] | None = None
 
 
 class KvRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed", tag_field="type"):

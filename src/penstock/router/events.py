@@ -315,10 +315,22 @@ class KvObserved(Event, frozen=True, kw_only=True):
 
 
 class ReplayEnded(Event, frozen=True, kw_only=True):
-    """The answer to `ReplayWanted` ``id``: all that the engine still had, or None where it could not be reached."""
+    """The answer to `ReplayWanted` ``id``: all that the engine still had, or None where it could not be reached.
+
+    ``more``: it is the next part of one that begins with the first batch wanted, and another part follows.
+    """
 
     id: int
     batches: list[KvObserved] | None
+    more: bool = False
+
+
+class KvSourceJoining(Event, frozen=True, kw_only=True):
+    """What a worker's rank cached before its events were heard is being asked for, or, with ``on`` false, was."""
+
+    worker: WorkerId
+    rank: int
+    on: bool
 
 
 class KvSourceLost(Event, frozen=True, kw_only=True):

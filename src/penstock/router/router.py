@@ -61,6 +61,7 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.TiersMeasured: worker_events.tiers_measured,
     events.KvObserved: kv_event_handlers.observed,
     events.ReplayEnded: kv_event_handlers.replay_ended,
+    events.KvSourceJoining: kv_event_handlers.source_joining,
     events.KvSourceLost: kv_event_handlers.source_lost,
     events.PeerUpdate: replica_sync.peer_update,
     events.PeerGone: replica_sync.peer_left,

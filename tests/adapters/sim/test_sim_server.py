@@ -22,6 +22,7 @@ from penstock.kernel.hashing import block_hashes
 from penstock.kernel.tiers.load_worth import costs_in
 from penstock.kernel.values import KvStored, StepStats, WorkerId
 from penstock.simulate.tiers.tier_plan import TierPlan
+from tests.kv_batches import batches_of
 
 FAST = SimSettings(block_size=16, kv_blocks=512, max_model_len=4096, timing=TimingSettings(speed_up=50.0))
 SLOW = msgspec.structs.replace(FAST, timing=TimingSettings(prefill=(0.0, 0.02, 5.0), decode=(0.0, 0.0, 20.0)))
@@ -303,7 +304,7 @@ async def test_kv_events_name_blocks_as_the_router_does_and_can_be_replayed() ->
         prompt = list(range(10, 90))
         want = block_hashes(prompt, 16)
         subscriber = KvSubscriber(source["endpoint"], source["replay_endpoint"], source["topic"], 0)
-        batches = subscriber.batches()
+        batches = batches_of(subscriber)
         first = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(0.2)  # a PUB socket tells nobody when it has a subscriber
         await post(http, "/v1/completions", {"prompt": prompt, "max_tokens": 1})

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from penstock.adapters.seams import PlaneMessage
 from penstock.adapters.zmq_curve import Handshakes, bind_side, connect_side
-from penstock.adapters.zmq_receive import receive, receiving_socket
+from penstock.adapters.zmq_receive import awaited_socket, receive, shared_context
 from penstock.kernel.message_version import NewerVersion, refuse_newer
 from penstock.kernel.secret import ClusterSecret
 
@@ -58,8 +58,7 @@ class ZmqPlane:
         self._sequences: Counter[str] = Counter()
         self._peers: set[str] = set()
         self._subscriptions: set[zmq.asyncio.Socket] = set()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub = shared_context().socket(zmq.PUB)
         self._pub.linger = 0
         self._pub.sndhwm = limit
         self._watched = False
@@ -96,7 +95,7 @@ class ZmqPlane:
 
     def subscribe(self, topic: str) -> AsyncIterator[PlaneMessage]:
         """Receive from now on what others publish on a topic; call it with the event loop running."""
-        socket = receiving_socket(self._context, zmq.SUB, self._limit, MESSAGE_LIMIT)
+        socket = awaited_socket(zmq.SUB, self._limit, MESSAGE_LIMIT)
         socket.reconnect_ivl_max = 2_000
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         connect_side(socket, self._secret)

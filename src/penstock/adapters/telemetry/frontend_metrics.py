@@ -34,6 +34,7 @@ SAME_IN_EVERY_PROCESS = (
     *("dynamo_frontend_worker_last_input_sequence_tokens", "dynamo_component_uptime_seconds"),
     *("dynamo_component_router_kv_event_source_mismatch_workers", "penstock_kv_without_event_source"),
     *("penstock_worker_breaker_open", "penstock_worker_index_state", "penstock_loop_block_longest_seconds"),
+    *("penstock_kv_events_lag_seconds", "penstock_kv_events_lag_recent_seconds", "penstock_kv_event_sources"),
     *("penstock_loop_block_recent_seconds", "penstock_engine_pass_seconds", "penstock_engine_decode_seqs"),
     *("penstock_engine_decode_kv_tokens", "penstock_engine_queued_requests", "penstock_process_restarts_total"),
 )

@@ -244,6 +244,19 @@ class MetricNamesOf:
             "loop_block_longest_seconds", "Longest that this process held its event loop since the start; budget 0.005."
         )
         self.loop_recent = new.gauge("loop_block_recent_seconds", "Longest block since the last row of metrics.csv.")
+        self.kv_lag = new.gauge("kv_events_lag_seconds", "How long the oldest KV event that waits has waited.")
+        self.kv_lag_recent = new.gauge(
+            "kv_events_lag_recent_seconds", "Longest that a KV event waited in the last minute before the index had it."
+        )
+        self.kv_skipped = new.counter(
+            "kv_events_skipped_total", "Batches of KV events that waited too long and were asked for again."
+        )
+        self.kv_from_peers = new.counter(
+            "kv_engines_told_total", "Engines of which another frontend told what they held when this one joined."
+        )
+        self.kv_sources = new.gauge(
+            "kv_event_sources", "Engines' ranks whose KV events wait, or whose past is being asked for.", "state"
+        )
         self.tasks = new.gauge("tasks", "Tasks of this process's event loop.")
         self.unauthorized = new.counter("unauthorized_total", "Requests without a valid key.")
         self.rate_limited = new.counter("rate_limited_total", "Requests above their key's rate.")

@@ -123,7 +123,7 @@ class RouterBelief(msgspec.Struct, frozen=True, kw_only=True):
     """What one router believes of a worker.
 
     Args:
-        state: how well it knows the worker's cache: exact, recovering, approximate, or none.
+        state: how well it knows the worker's cache: exact, joining, recovering, late, approximate, or none.
         host, disk: the worker's own hashes of the blocks there, 64 bits of each as its KV events have them.
     """
 

@@ -1,4 +1,7 @@
-"""Frontend peers: requests to the cluster's other frontend processes, signed with its secret (`http.peer_guard`)."""
+"""Frontend peers: requests to the cluster's other frontend processes, signed with its secret (`http.peer_guard`).
+
+And the answer to a frontend that joins late and asks what is known of an engine.
+"""
 
 import asyncio
 import logging
@@ -6,11 +9,14 @@ from typing import TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp import web
 from yarl import URL
 
+from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.peer_guard import SPAN
-from penstock.frontend.service import Service
+from penstock.frontend.service import Service, service_of
 from penstock.kernel.plurals import counted
+from penstock.kernel.values import Target, WorkerId
 from penstock.router.status_rows import StatusFinding
 from penstock.runtime.cluster_state.peer_signature import signed
 
@@ -56,6 +62,15 @@ async def to_one_peer(service: Service, path: str, body: bytes) -> bool:
 async def by_peer(service: Service, path: str, kind: type[T]) -> dict[str, T | None]:
     """Return the same by each peer's admin URL; None for those that do not answer."""
     return {url: _decoded(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
+
+
+async def give_kv_blocks(request: web.Request) -> web.Response:
+    """GET /peer/kv-blocks/{worker}/{rank}."""
+    target = Target(WorkerId(request.match_info["worker"]), int(request.match_info["rank"]))
+    blocks = service_of(request).cluster.kv_blocks(target)
+    if blocks is None:
+        raise rejected(f"not all is known of {quoted(str(target))} here", "worker", code="not_found", status=404)
+    return web.Response(body=msgspec.msgpack.encode(blocks))
 
 
 def findings(service: Service) -> list[StatusFinding]:

@@ -43,6 +43,9 @@ class EngineHashMap:
     def store(self, bit: int, spans: Spans, event: KvStored, block_size: int, salt: int) -> None:
         """Store the blocks of an event under our hashes; count and leave out what can't be placed."""
         names = salted(event.hashes, salt)
+        if event.blocks is not None:
+            self._put(bit, spans, array("Q", event.blocks), event.parent, names)
+            return
         if not event.tokens and event.local is None:
             self._store_copies(bit, spans, names)
             return

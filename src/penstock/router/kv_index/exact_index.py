@@ -16,6 +16,7 @@ from penstock.router.kv_index.attention_windows import AttentionWindow, usable
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
 from penstock.router.kv_index.spans import span_state
+from penstock.router.kv_index.spans.span import Span
 from penstock.router.kv_index.spans.span_walk import walk, walk_linear
 from penstock.router.kv_index.spans.spans import Spans
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits
@@ -252,7 +253,8 @@ class ExactIndex:
                 spans.alive = self._slots.alive
             for blocks in self._windows_read.pop(target, ()):
                 self._window_of(event.tier, blocks, bit)
-        native = self._is_native(target, own, bool(event.tokens or event.window) or event.local is not None)
+        translatable = bool(event.tokens or event.window or event.blocks) or event.local is not None
+        native = self._is_native(target, own, translatable)
         fits = event.block_size in (0, self.block_size)
         spans = self._tiers[event.tier]
         if event.window:
@@ -343,40 +345,73 @@ class ExactIndex:
         return bool(self._read_by(target))
 
     def blocks_of(self, target: Target, tier: Tier = "device") -> set[int]:
-        """Return every block that a target holds in a tier. Cost: walks all spans."""
+        """Return every block that a target holds in a tier. Cost: walks its spans, and all that are filed."""
         return _blocks_in(self._tiers[tier], self._slots.bit(target))
 
     def engine_hashes(self, target: Target, tier: Tier) -> list[int]:
         """Return what a target calls the blocks that it holds in a tier: 64 bits as its events have them, of each one.
 
-        Cost: walks all spans.
+        Cost: walks its spans, and all that are filed.
         """
-        bit, spans, salt = self._slots.bit(target), self._tiers[tier], self._salt(target)
-        aliases = {block: name for name, block in spans.aliases.get(bit, {}).items() if block is not None}
-        hashes: list[int] = []
-        for _, span in spans.numbered():
-            if span.mask & bit:
-                for place, block in enumerate(span.hashes):
-                    name = aliases.get(block)
-                    if name is None and span.engine is not None:
-                        name = span.engine[place]
-                    hashes.append(block if name is None else name ^ salt)
-        return hashes
+        return [name for _, names, _ in self._named(target, self._tiers[tier]) for name in names]
 
     def dump(self, target: Target) -> Iterator[KvStored]:
-        """Yield events (with our own hashes) from which a fresh index holds the same for a target."""
-        bit = self._slots.bit(target)
-        size = self.block_size
-        places = [(tier, 0, spans) for tier, spans in self._tiers.items()]
+        """Yield events from which a fresh index, where the target joined likewise, has all that this one has of it.
+
+        Cost: walks its spans, and all that are filed.
+        """
+        bit, size, salt = self._slots.bit(target), self.block_size, self._salt(target)
+        native = self._is_native(target, None, False)
+        places = [(spans, tier, 0) for tier, spans in self._tiers.items()]
         for window in self._windows:
             if window.workers & bit:
                 yield KvStored(hashes=[], block_size=size, tier=window.tier, window=window.blocks)
-                places.append((window.tier, window.blocks, window.spans))
-        for tier, blocks, spans in places:
-            for _, span in spans.numbered():
-                if span.mask & bit:
-                    hashes = span.hashes.tolist()
-                    yield KvStored(hashes=hashes, parent=span.parent, block_size=size, tier=tier, window=blocks)
+            places.append((window.spans, window.tier, window.blocks))
+        for spans, tier, width in places:
+            more = spans.copies.of(bit)
+            for span, names, others in self._named(target, spans):
+                hashes = span.hashes.tolist()
+                blocks = None if native else hashes
+                yield KvStored(
+                    hashes=names, parent=span.parent, block_size=size, tier=tier, window=width, blocks=blocks
+                )
+                for at, block in enumerate(hashes) if others or more else ():
+                    again = others.get(block, [])
+                    if spans.copies.bits & bit:  # each of its announcements is a copy
+                        count = more.get(block, 0)
+                        again = [*again[:count], *[names[at]] * (count - len(again))]
+                    parent = hashes[at - 1] if at else span.parent
+                    for name in again:
+                        blocks = None if native else [block]
+                        yield KvStored(
+                            hashes=[name], parent=parent, block_size=size, tier=tier, window=width, blocks=blocks
+                        )
+        for name, waits in self._translation.awaited.get(bit, {}).items():
+            for number, (_, tier, width) in enumerate(places):
+                if waits >> number & 1:
+                    yield KvStored(hashes=[name ^ salt], block_size=size, tier=tier, window=width)
+
+    def _named(self, target: Target, spans: Spans) -> Iterator[tuple[Span, list[int], dict[int, list[int]]]]:
+        """Yield each span of which a target holds the blocks, what it calls them, and block -> its further names.
+
+        Where it has no names they are ours.
+        """
+        bit, salt, native = self._slots.bit(target), self._salt(target), self._is_native(target, None, False)
+        aliases: dict[int, list[int]] = {}
+        for name, block in spans.aliases.get(bit, {}).items():
+            if block is not None:
+                aliases.setdefault(block, []).append(name ^ salt)
+        for span in spans.spans_of(bit):
+            ours = native or span.engine is None
+            names = span.hashes.tolist() if ours else salted(span.engine or (), salt).tolist()
+            others: dict[int, list[int]] = {}
+            for at, block in enumerate(span.hashes) if aliases else ():
+                if block in aliases:
+                    # The first holder's name may be this target's, too.
+                    first, *rest = aliases[block]
+                    others[block] = rest if ours else [*rest, names[at]]
+                    names[at] = first
+            yield span, names, others
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
@@ -440,4 +475,4 @@ class ExactIndex:
 
 
 def _blocks_in(spans: Spans, bit: int) -> set[int]:
-    return {block for _, span in spans.numbered() if span.mask & bit for block in span.hashes}
+    return {block for span in spans.spans_of(bit) for block in span.hashes}

@@ -2,7 +2,7 @@
 
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvCleared, KvRemoved, Target
-from penstock.router.events import KvObserved, KvSourceLost, ReplayEnded, ReplayWanted
+from penstock.router.events import KvObserved, KvSourceJoining, KvSourceLost, ReplayEnded, ReplayWanted
 from penstock.router.kv_index.kv_event_stream import ALL, KvEventStream, StreamOutcome
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.routed_request import Believed
@@ -17,12 +17,18 @@ def observed(core: RouterState, now: Nanos, event: KvObserved) -> None:
 
 
 def replay_ended(core: RouterState, now: Nanos, event: ReplayEnded) -> None:
-    target = core.replays.pop(event.id, None)
+    target = core.replays.get(event.id) if event.more else core.replays.pop(event.id, None)
     stream, pool = (None, None) if target is None else _stream(core, target, None)
     if target is None or stream is None or pool is None:
         core.dropped += 1
         return
     _apply(core, pool, target, stream.replayed(event))
+
+
+def source_joining(core: RouterState, now: Nanos, event: KvSourceJoining) -> None:
+    stream, _ = _stream(core, Target(event.worker, event.rank), None)
+    if stream is not None:
+        stream.joining = event.on
 
 
 def source_lost(core: RouterState, now: Nanos, event: KvSourceLost) -> None:

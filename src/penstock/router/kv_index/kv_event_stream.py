@@ -3,6 +3,7 @@
 One `KvEventStream` per target follows the sequence numbers of its publisher. In order, batches are passed on. One too
 far ahead means that some are missing: they are requested, what comes meanwhile waits, and the answer closes the gap.
 
+    joining      what its engine cached before we listened is being asked for; it counts as it comes
     exact        nothing is missing: what the index says of this target is what its engine holds
     recovering   a replay was requested; later batches wait for its answer, at most `buffer_max` of them
     late         the first batches came before we listened, and there is no replay: nothing is missing since then
@@ -28,7 +29,7 @@ from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import KvCleared, KvEvent, KvStored
 from penstock.router.events import KvObserved, ReplayEnded
 
-StreamState = Literal["exact", "recovering", "late", "approximate"]
+StreamState = Literal["joining", "exact", "recovering", "late", "approximate"]
 
 _LATE_RUN = 3
 """So many consecutive numbers from the past, and none that is new between them, are no late duplicates but a publisher
@@ -42,6 +43,7 @@ PLAIN_STATE = (
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed"),
+    *("joining", "_wanted"),
 )
 """Attributes that a snapshot has as they are: all but those with events."""
 
@@ -69,6 +71,8 @@ class KvEventStream:
         self.buffer_max = buffer_max
         self.relearn_after = relearn_after
         self.kv_blocks = kv_blocks
+        self.joining = False
+        """What came before we listened is being asked for."""
         self.epoch: int | None = None
         self.next = 0
         """The sequence number that is due."""
@@ -101,6 +105,8 @@ class KvEventStream:
         self._recovering = False
         self._asked = False
         """A replay request is open..."""
+        self._wanted = 0
+        """... for the batches from this number on..."""
         self._stale = False
         """... whose answer is of no use any more."""
         self._waiting: dict[int, list[KvEvent]] = {}
@@ -117,6 +123,8 @@ class KvEventStream:
     def state(self) -> StreamState:
         if self._recovering:
             return "recovering"
+        if self.joining:
+            return "joining"
         return "exact" if self._complete else "approximate" if self.since is None else "late"
 
     # --- what happens -----------------------------------------------------------------------------------------------
@@ -140,12 +148,14 @@ class KvEventStream:
         if not self._asked:
             self.answers_unused += 1
             return StreamOutcome()
-        self._asked = False
         ours = [batch for batch in answer.batches or () if batch.epoch == self.epoch]
+        if answer.more:
+            return StreamOutcome() if self._stale else self._part(ours)
+        self._asked = False
         whole = next((batch for batch in reversed(ours) if batch.whole), None)
         if self._stale:
             self._stale = False
-            if whole is None or self.state == "exact":
+            if whole is None or (self._complete and not self._recovering):
                 self.answers_unused += 1
                 return StreamOutcome(replay_from=self._ask() if self._recovering else None)
         for batch in ours:
@@ -156,16 +166,25 @@ class KvEventStream:
         if self._suspect and not answer.batches:
             return self._doubt()
         self._suspect = False
-        before = self.next
         events = self._drain()
         if not self._waiting:
             self._recovering = False
             self.recovered += 1
             return StreamOutcome(events=events, note="what was missing of its KV events was replayed")
-        if self.next > before and all(batch.sequence < self.next for batch in answer.batches or ()):
+        if self.next > self._wanted and all(batch.sequence < self.next for batch in answer.batches or ()):
             # All of the answer was of use, and what is missing now went missing since.
             return StreamOutcome(events=events, replay_from=self._ask())
         return self._give_up("the missing KV events could not be replayed")
+
+    def _part(self, batches: list[KvObserved]) -> StreamOutcome:
+        """Take a part of the answer that is open."""
+        for batch in batches:
+            if batch.sequence >= self.next:
+                self._waiting.setdefault(batch.sequence, batch.events)
+        self._suspect = False
+        events = self._drain()
+        self._recovering = bool(self._waiting)
+        return StreamOutcome(events=events)
 
     def lost(self, reason: str) -> StreamOutcome:
         """The publisher is out of reach; whatever comes later is a new beginning."""
@@ -213,7 +232,7 @@ class KvEventStream:
     def _apply_batch(self, batch: KvObserved) -> StreamOutcome:
         if not batch.whole:
             return self._received(batch.sequence, batch.events)
-        if batch.sequence < self.next and self.state == "exact":
+        if batch.sequence < self.next and self._complete and not self._recovering:
             self.duplicates += 1  # we know as much, or more
             return StreamOutcome()
         return self._replaced(batch.sequence, batch.events)
@@ -229,7 +248,8 @@ class KvEventStream:
         passed = (*events, *self._drain())
         self._recovering = bool(self._waiting)
         ask = self._ask() if self._recovering else None
-        return StreamOutcome(clear=True, events=passed, replay_from=ask, note="all that it holds was told anew")
+        note = None if self.joining else "all that it holds was told anew"
+        return StreamOutcome(clear=True, events=passed, replay_from=ask, note=note)
 
     def _received(self, number: int, events: list[KvEvent]) -> StreamOutcome:
         if self._repeated is not None:
@@ -354,6 +374,7 @@ class KvEventStream:
             self._stale = True
             return None
         self._asked = True
+        self._wanted = self.next
         return self.next
 
     def _drain(self) -> tuple[KvEvent, ...]:

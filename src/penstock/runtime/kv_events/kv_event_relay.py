@@ -8,12 +8,13 @@ that is held.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
+from penstock.adapters.engines.kv_events.kv_poller import KvPoller
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber, cleared_by
 from penstock.adapters.nats_link import NatsLink
 from penstock.adapters.seams import KvBatch
@@ -50,7 +51,6 @@ REPLAYABLE = 4096
 """Batches kept for routers that missed some; a router that needs older ones gets everything that is held."""
 REPLAY_TIMEOUT, REPLAY_PAUSE = 5.0, 1.0
 """Seconds that an engine gets to answer, and until the next request."""
-_BREATH = 16
 
 
 class KvEventRelays:
@@ -73,6 +73,7 @@ class KvEventRelays:
         self._relays: dict[str, tuple[WorkerCard, list[KvEventRelay]]] = {}
         """Worker -> the card with which they began, and one relay per rank."""
         self._leaving = BackgroundTasks()
+        self._poller = KvPoller()
 
     def announced(self, card: WorkerCard) -> WorkerCard:
         """Relay a worker from now on, where it publishes KV events; return the card for the routers."""
@@ -84,7 +85,7 @@ class KvEventRelays:
             for former in known[1] if known is not None else ():
                 self._leave(former.close(), card.id)
             made = [
-                KvEventRelay(self._link, self._prefix, card, rank, self._secret, self._durable)
+                KvEventRelay(self._link, self._prefix, card, rank, self._secret, self._durable, self._poller)
                 for rank in range(len(card.events))
             ]
             known = self._relays[card.id] = card, made
@@ -130,6 +131,7 @@ class KvEventRelay:
         rank: int,
         secret: ClusterSecret | None,
         durable: JetStreamHistory | None,
+        poller: KvPoller,
     ) -> None:
         self.holdings = EngineBlocks(card)
         self.next = 0
@@ -152,6 +154,7 @@ class KvEventRelay:
             secret=None if plain else secret,
             lost=self._lost,
             cleared=cleared_by(card.engine),
+            poller=poller,
         )
         self._stream = KvEventStream()
         self._recent: deque[list[SnapshotPart]] = deque(maxlen=REPLAYABLE)
@@ -192,32 +195,28 @@ class KvEventRelay:
     # --- from the engine --------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
-        batches = self._subscriber.batches()
-        first = asyncio.ensure_future(anext(batches))  # subscribes before the past is requested
-        try:
-            for batch in await self._past(first):
-                self._observed(batch)
-            self._observed(await first)
-            count = 0
-            async for batch in batches:
-                self._observed(batch)
-                count += 1
-                if count % _BREATH == 0:
-                    await asyncio.sleep(0)
-        except StopAsyncIteration:
-            return  # closed
-        finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
+        self._subscriber.listen(self._observed, self._failed)
+        first = 0
 
-    async def _past(self, first: "asyncio.Future[KvBatch]") -> list[KvBatch]:
-        while self._subscriber.replay_endpoint is not None:
-            answer = await self._subscriber.replay(0, REPLAY_TIMEOUT)
-            if answer is not None:
-                return answer
-            if (await asyncio.wait({first}, timeout=REPLAY_PAUSE))[0]:
-                break
-        return []
+        def take(batch: KvBatch) -> None:
+            nonlocal first
+            first = batch.sequence + 1
+            self._observed(batch)
+
+        while self._subscriber.replay_endpoint is not None and not await self._subscriber.past(
+            first, take, REPLAY_TIMEOUT
+        ):
+            try:
+                async with asyncio.timeout(REPLAY_PAUSE):
+                    await self._subscriber.arrived()
+                    break
+            except TimeoutError:
+                continue
+        self._subscriber.release()
+
+    def _failed(self, error: Exception) -> None:
+        """Supervision boundary: a relay that stops is logged; the routers notice that its beats end."""
+        log.error("the relay of %s does not hear any more: %s", self._target, error)
 
     def _observed(self, batch: KvBatch) -> None:
         self._take(self._stream.observe(self._of_engine(batch)))
@@ -250,10 +249,8 @@ class KvEventRelay:
             worker=self._card.id, rank=batch.rank, epoch=self._card.epoch, sequence=batch.sequence, events=batch.events
         )
 
-    def _lost(self, reason: str, since: Sequence[KvBatch]) -> None:
+    def _lost(self, reason: str) -> None:
         self._take(self._stream.lost(reason))
-        for batch in since:
-            self._observed(batch)
 
     # --- to the routers ---------------------------------------------------------------------------------------------
 

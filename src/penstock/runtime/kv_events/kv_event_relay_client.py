@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.nats_link import NatsLink
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.message_version import NewerVersion
@@ -87,23 +88,56 @@ class KvRelayFeed:
         """The number of the last beat."""
         self._asking = 0
         """Replay requests under way."""
-        self._queue: asyncio.Queue[SnapshotPart | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[SnapshotPart] = asyncio.Queue()
+        self._listening, self._arrived, self._released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._tasks = BackgroundTasks()
 
-    async def batches(self) -> AsyncIterator[KvBatch]:
-        """Yield batches in the order in which they arrive, until `close`."""
+    def listen(self, take: Callable[[KvBatch], None], failed: Callable[[Exception], None]) -> None:
+        """Subscribe. ``take`` gets the batches in the order in which they arrive, from `release` on until `close`."""
+        self._tasks.spawn(self._guarded(take, failed), f"relayed-{self._subjects['kv']}")
+
+    def release(self) -> None:
+        """Let what came since `listen`, and what comes from now on, be taken."""
+        self._released.set()
+
+    async def arrived(self) -> None:
+        """Wait until something came since `listen`."""
+        await self._arrived.wait()
+
+    async def past(self, first: int, take: Callable[[KvBatch], None], timeout: float = 2.0) -> bool:
+        """Request the batches from ``first`` on, and give each to ``take``; return whether there was an answer."""
+        await self._listening.wait()
+        answer = await self.replay(first, timeout)
+        for batch in answer or ():
+            take(batch)
+            await asyncio.sleep(0)
+        return answer is not None
+
+    async def _guarded(self, take: Callable[[KvBatch], None], failed: Callable[[Exception], None]) -> None:
+        try:
+            await self._receive(take)
+        except Exception as error:  # supervision boundary: a dead feed is logged, never silent
+            log.exception("relayed KV events of %s can't be heard any more", self._subjects["kv"])
+            failed(error)
+
+    async def _receive(self, take: Callable[[KvBatch], None]) -> None:
         ends = [await self._link.listen(self._subjects[kind], self._heard) for kind in ("kv", "beat")]
+        self._listening.set()
         assembler = Assembler(self._rank)
         try:
-            while (part := await self._queue.get()) is not None:
+            await self._released.wait()
+            while True:
+                part = await self._queue.get()
                 if part.beat:
                     for batch in await self._missed(part.sequence):
-                        yield batch
+                        take(batch)
                     continue
                 whole = assembler.add(part)
                 # An answer had it already: a relay's numbers never go back, so it is no restart.
                 if whole is not None and whole.sequence > self._newest:
                     self._saw(whole)
-                    yield whole
+                    take(whole)
+                    await asyncio.sleep(0)
         finally:
             for end in ends:
                 await end()
@@ -147,13 +181,19 @@ class KvRelayFeed:
         return None
 
     def close(self) -> None:
-        """End the iterators."""
-        self._queue.put_nowait(None)
+        """Receive no more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing is received any more, after `close`."""
+        await self._tasks.close()
 
     async def _heard(self, message: "Msg") -> None:
         part = self._read(message.data, "beat" if message.subject == self._subjects["beat"] else "kv")
         if part is not None and part.epoch == self._epoch and self._queue.qsize() < WAITING_MAX:
             self._queue.put_nowait(part)
+            self._arrived.set()
 
     async def _missed(self, announced: int) -> list[KvBatch]:
         """Request batches that a beat showed and that still miss at the next: a beat may overtake its batches."""

@@ -38,6 +38,7 @@ from penstock.runtime.cluster_state.membership_ack import MembershipAck
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
 from penstock.runtime.cluster_state.pool_statuses import PoolStatuses, desired_pools
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
+from penstock.runtime.kv_events.peer_blocks import PeerBlocksClient
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.adapter_loads import AdapterLoads
@@ -87,7 +88,8 @@ class RouterNode:
         self.live = LiveDriver({"router": self.router}, watch=None if self.journal is None else self.journal.watch)
         self.tickets = Tickets(self.live)
         self.secret = secret
-        self.feeds = KvEventFeeds(self.live, secret, open_relayed(settings, self.name, secret))
+        peers = PeerBlocksClient(store, self.name, secret)
+        self.feeds = KvEventFeeds(self.live, secret, open_relayed(settings, self.name, secret), peers)
         self.store = store
         self.departures = DrainProgress(store, self.router, self.name, settings.discovery.ttl)
         self.membership = Membership(
@@ -164,6 +166,7 @@ class RouterNode:
             hint = "traffic goes on; see the frontend's log for the reason"
             status.findings.append(StatusFinding("warning", text, hint))
         status.findings += refused_messages.findings(self.message_sources)
+        status.findings += self.feeds.findings()
         status.findings += self.crashes.findings()
         status.findings += self.planned.findings()
         status.findings += self.pool_statuses.findings()

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.zmq_curve import MECHANISM, bind_side
+from penstock.adapters.zmq_receive import shared_context
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvEvent
 
@@ -54,7 +55,7 @@ class KvPublisher:
         self._topic = topic.encode()
         self._rank = rank
         self._replay_buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        context = shared_context()
         self._pub = context.socket(zmq.PUB)
         self._pub.linger = 0
         self._pub.sndhwm = hwm

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.zmq_receive import receive, receiving_socket
+from penstock.adapters.zmq_receive import awaited_socket, receive
 from penstock.kernel.message_version import NewerVersion, VersionedDecoder
 from penstock.kernel.pass_report import PassReport
 from penstock.kernel.values import StepStats
@@ -72,7 +72,7 @@ class PassSubscriber:
         self._next: int | None = None
         self._window = NO_PASS
         self._decode = VersionedDecoder(PassReport, "what an engine tells of a pass", binary=True).decode
-        self._socket = receiving_socket(zmq.Context.instance(), zmq.SUB, 10_000, MESSAGE_LIMIT)
+        self._socket = awaited_socket(zmq.SUB, 10_000, MESSAGE_LIMIT)
         self._socket.reconnect_ivl = 200
         self._socket.reconnect_ivl_max = 5_000
         self._socket.subscribe(b"")

@@ -42,7 +42,7 @@ def snapshot(table: SpanTable) -> dict[str, Any]:
 
 def restore(table: SpanTable, state: Snapshot) -> None:
     """Become the tier that wrote ``state``."""
-    table.spans, table.by_hash = [], {}
+    table.spans, table.by_hash, table.filed = [], {}, {}
     table.blocks = table.blocks_unfiled = 0
     for number, saved in enumerate(state["spans"]):
         if saved is None:
@@ -55,6 +55,8 @@ def restore(table: SpanTable, state: Snapshot) -> None:
         table.by_hash.update(zip(filed_keys(span), repeat(number)))
         table.blocks += len(span.hashes)
         table.blocks_unfiled += 0 if filed else len(span.hashes)
+        if filed:
+            table.filed[number] = None
     table.by_engine = dict(state["engine"])
     table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
     table.copies.restore(state["copies"])
@@ -109,6 +111,8 @@ def check(table: SpanTable, pairs: list[int]) -> None:
             ends = array("Q", [span.engine[0], span.engine[-1]])
             if any(name & KEY not in table.by_engine for name in (span.engine if span.filed else ends)):
                 raise InvariantError(f"an engine hash of span {number} leads nowhere")
+    if set(table.filed) != {number for number, span in table.numbered() if span.filed}:
+        raise InvariantError("the spans that are filed and their numbers differ")
     if set(table.age) != {number for number, _ in table.numbered()}:
         raise InvariantError("the spans' ages and the spans differ")
 

@@ -42,6 +42,8 @@ class SpanTable:
         self.copies = BlockRefcounts()
         self.unfiled: dict[int, dict[int, None]] = {}
         """slot -> numbers of the spans it holds that are not filed, the oldest first."""
+        self.filed: dict[int, None] = {}
+        """Numbers of the other spans."""
         self.free: list[int] = []
         self.age: OrderedDict[int, None] = OrderedDict()
         """Span numbers, the one stored to the longest ago first."""
@@ -121,6 +123,11 @@ class SpanTable:
             if span is not None:
                 yield number, span
 
+    def spans_of(self, bit: int) -> list[Span]:
+        """Return the spans of a worker. Cost: walks them and all that are filed."""
+        numbers = [*self.unfiled.get(bit.bit_length() - 1, ()), *self.filed]
+        return [span for span in map(self.spans.__getitem__, numbers) if span is not None and span.mask & bit]
+
     def span(self, number: int) -> Span:
         span = self.spans[number]
         assert span is not None
@@ -138,6 +145,7 @@ class SpanTable:
         if span.filed:
             return
         span.filed = True
+        self.filed[number] = None
         self.blocks_unfiled -= len(span.hashes)
         for slot in bits(span.mask):
             self.unfiled.get(slot, {}).pop(number, None)
@@ -210,6 +218,7 @@ class SpanTable:
             self.spans[number], self.spans[other] = left, right
             self._point(right, number, other)
             numbers = number, other
+        self.filed[other] = None
         # The oldest go first, and the head of a chain must not go before its end.
         self.age[other] = None
         self.age.move_to_end(numbers[0])
@@ -291,5 +300,6 @@ class SpanTable:
                 del span.engine[keep:]
             return
         self.spans[number] = None
+        self.filed.pop(number, None)
         del self.age[number]
         self.free.append(number)

@@ -164,6 +164,7 @@ class Spans(SpanTable):
             span = Span(new, names, bit, parent)
             span.odd = not clean
             self.spans[number] = span
+            self.filed[number] = None
             self.age[number] = None
         self.blocks += len(new)
         self._count(bit, len(new))
