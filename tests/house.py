@@ -37,6 +37,17 @@ PRONOUN_ENGLISH_WRITTEN = {"plugin_asked"}
 """Fields of snapshots: another name would change the bytes of old journals."""
 PRONOUN_ENGLISH_LEFT = {"config": 10, "kernel": 1, "router": 11}
 """Rooms that still have some, with how many there are at most: empty it when they are renamed."""
+PHRASES = {
+    r"(?<!here )\bis no (?!longer|such|one\b|use\b|good\b|need\b)": "is not a ..., is not valid ...",
+    r"\b(is|are) none of\b": "is not one of ...",
+    r"\bin vain\b": "what nobody uses, without effect",
+    r"\bnonsense\b": "invalid data",
+    r"\bhas no say\b": "is left out",
+    r"\bstopped to \w+": "stopped ...ing",
+    r"\bsent what\b": "sent something that ...",
+    r"\bas last heard\b": "the last known state",
+}
+"""Translated English, with what is said instead: no text that a user reads has it."""
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""
 PLAIN_DICTS = 125
@@ -72,6 +83,26 @@ def class_names() -> Iterator[str]:
             yield f"the class name {name} stands in {', '.join(where)}"
         if name.endswith("Like"):
             yield f"the class name {name} in {where[0]} says what it is like, not what it is"
+
+
+def phrases() -> Iterator[str]:
+    """Texts that users read are English as it is spoken."""
+    for path in files():
+        described = {id(each.value) for node in ast.walk(tree_of(path)) for each in _statements(node)}
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
+                for phrase, better in PHRASES.items():
+                    if found := re.search(phrase, node.value):
+                        yield f"{path.relative_to(SRC)}:{node.lineno}: {found[0]!r}: say {better}"
+
+
+def _statements(node: ast.AST) -> list[ast.Expr]:
+    """Return the expressions that stand by themselves in a body: docstrings among them."""
+    return [each for each in getattr(node, "body", None) or [] if isinstance(each, ast.Expr)] if _has_body(node) else []
+
+
+def _has_body(node: ast.AST) -> bool:
+    return isinstance(getattr(node, "body", None), list)
 
 
 @cache
@@ -283,6 +314,7 @@ def room_rows() -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
+    phrases,
     *(class_names, descriptions, value_names, file_names, circles, first_lines, room_rows, budget),
 )
 

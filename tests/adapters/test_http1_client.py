@@ -713,7 +713,7 @@ async def test_a_url_that_no_request_line_may_have_is_unreachable() -> None:
         "http://h\u00e4:1",
         "http://h:1/\r\nx: y",
     ):
-        with pytest.raises(EngineUnreachable, match="no http or https URL"):
+        with pytest.raises(EngineUnreachable, match="not an http or https URL"):
             await ask(calls, url)
     await calls.close()
 

@@ -60,7 +60,7 @@ def test_it_shows_each_decision_with_its_candidates(folder: Path) -> None:
 def test_what_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no request 'r99999'"):
         ask("r99999", "--run", str(folder))
-    with pytest.raises(ConfigError, match=r"no folder of a run: it has no requests.jsonl"):
+    with pytest.raises(ConfigError, match=r"not a folder of a run: it has no requests.jsonl"):
         ask("--run", str(tmp_path))
 
 

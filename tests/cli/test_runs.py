@@ -48,7 +48,7 @@ def test_the_oldest_go_first_by_age_and_by_size_and_none_that_is_in_use(tmp_path
     assert going(keep_bytes=10) == [old, middle, new], "what is in use stays"
     with pytest.raises(ConfigError, match="in use"):
         remove(run_of(used))
-    with pytest.raises(ConfigError, match="no run folder"):
+    with pytest.raises(ConfigError, match="not a run folder"):
         run_of(tmp_path / "no-run")
 
 

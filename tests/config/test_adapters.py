@@ -24,9 +24,9 @@ def test_a_pool_of_a_model_with_adapters_holds_some_unless_it_says_how_many() ->
     ("model", "words"),
     [
         ({"adapters": {"m": "/x"}}, "a model as well"),
-        ({"adapters": {"a b": "/x"}}, "no name for an adapter"),
+        ({"adapters": {"a b": "/x"}}, "not a valid name for an adapter"),
         ({"adapter_folder": "/not/there"}, "is not there"),
-        ({"adapters": {"x": "/x"}, "adapter_workers": {"y": 2}}, "'y' is no adapter of the model"),
+        ({"adapters": {"x": "/x"}, "adapter_workers": {"y": 2}}, "'y' is not an adapter of the model"),
         ({"adapters": {"x": "/x"}, "adapter_workers": {"x": -1}}, "out of range"),
         ({"adapters": {"x": "/x"}, "pools": {"main": {"engine": "llamacpp"}}}, "loads adapters"),
     ],

@@ -10,12 +10,12 @@ from penstock.config.reading.problems import ConfigProblems
     ("override", "said"),
     [
         ("discovery.host=0.0.0.0", "which no other machine can connect to"),
-        ("discovery.etcd.urls=10.0.0.5:2379", "is no URL of etcd"),
+        ("discovery.etcd.urls=10.0.0.5:2379", "is not a URL of etcd"),
         ("discovery.etcd.urls=http://me:word@10.0.0.5:2379", "give user and password by themselves"),
         ("discovery.etcd.urls=[]", "is empty"),
         ("discovery.etcd.user=me", "and password come together"),
         ("discovery.etcd.cert=c.pem", "and key come together"),
-        ("discovery.nats.urls=http://10.0.0.5:4222", "is no URL of nats"),
+        ("discovery.nats.urls=http://10.0.0.5:4222", "is not a URL of nats"),
         ("discovery.nats.urls=nats://token@10.0.0.5", "which status and logs would show"),
         ("discovery.nats.password=word", "and password come together"),
         ("discovery.forwarder=10.0.0.5:5557,tcp://10.0.0.5:5558", "write it as tcp://HOST:PORT"),
@@ -35,7 +35,7 @@ def test_a_contradiction_is_told_with_the_way_out(override: str, said: str) -> N
     [
         (["discovery.store=kubernetes", "name=a cluster"], "can't be a label of Kubernetes"),
         (["models.sim.pools.main.selector=inferencepool/"], "names no InferencePool"),
-        (["models.sim.pools.main.selector=app=$(vllm)"], "is no label selector"),
+        (["models.sim.pools.main.selector=app=$(vllm)"], "is not a label selector"),
         (
             ["models.sim.pools.main.selector=app=vllm", "models.sim.pools.main.urls=http://a:1"],
             "make two pools of them",

@@ -339,7 +339,7 @@ def external(**plugin: Any) -> dict[str, Any]:
         ({"ttft_ms": math.nan}, "ttft_ms", "slo.ttft"),
         ({"mode": "both"}, "mode", "it takes one of disagg"),
         ({"environment": "nomad"}, "environment", "it takes kubernetes, virtual, local or global-planner"),
-        ({"max_gpu_budget": 1.5}, "max_gpu_budget", "no whole number"),
+        ({"max_gpu_budget": 1.5}, "max_gpu_budget", "not a whole number"),
         ({"enable_load_scaling": True}, "enable_load_scaling", "without effect"),
         (
             {"throughput_metric_source": "router", "mode": "agg"},

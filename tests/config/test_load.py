@@ -97,7 +97,7 @@ models:
         "c.yaml:16:24: models.a.pools.main.replicas: '0' is out of range: 1 to 1024",
         "c.yaml:17:14: models.a.pools.other.sim.block_size: is 64, but pool main of the same model has 32 (one model "
         "has one block size, or no prefix would match across its pools)",
-        "environment PENSTOCK_ROUTER__COST__OVERLAP_CREDT: is no known name (did you mean "
+        "environment PENSTOCK_ROUTER__COST__OVERLAP_CREDT: is not a known name (did you mean "
         "PENSTOCK_ROUTER__COST__OVERLAP_CREDIT?)",
         "flag router.cost.temperature: router.cost.temperature: '2m' has the unknown unit 'm'",
     ]

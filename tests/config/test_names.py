@@ -13,7 +13,7 @@ BASE = "models={old: {tokenizer: 'builtin:sim', pools: {main: {}}}, new: {tokeni
     [
         ("models.old.aliases=new", "models.old.aliases: 'new' is the name of another model"),
         ("models.old.aliases=old", "'old' is its own name"),
-        ("models.old.aliases=a b", "'a b' is no name"),
+        ("models.old.aliases=a b", "'a b' is not a valid name"),
         ("models.old.aliases=x,x", "'x' is an alias of old already"),
         ("names={chat: {models: {old: 1, newer: 1}}}", "there is no model 'newer': models are old, new"),
         ("names={chat: {models: {sql: 1}}}", "an adapter stands in models.MODEL.adapters"),

@@ -43,7 +43,7 @@ def test_reserved_and_foreign_names_are_left_alone():
 )
 def test_an_unknown_environment_name_is_an_error_with_a_suggestion(name, hint):
     said = problem(env={name: "1"})
-    assert said.startswith(f"environment {name}: is no known name")
+    assert said.startswith(f"environment {name}: is not a known name")
     if hint != "did you mean":
         assert hint in said
 

@@ -75,12 +75,12 @@ def test_a_gpu_of_one_s_own_is_described_in_yaml(model: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("gpu.yaml", "- a\n- b\n", "no mapping"),
+        ("gpu.yaml", "- a\n- b\n", "not a mapping"),
         ("gpu.yaml", "a: [1\n", "not valid YAML"),
         ("gpu.yaml", "bf16_tflops: 3\n", r"gpu\.yaml.*memory_gib"),
-        ("gpu.yaml", "like: h100\nmemory: 3\n", "'memory' is no field"),
-        ("config.json", "{", r"config\.json is no JSON"),
-        ("config.json", "[]", "no JSON object"),
+        ("gpu.yaml", "like: h100\nmemory: 3\n", "'memory' is not a field"),
+        ("config.json", "{", r"config\.json is not valid JSON"),
+        ("config.json", "[]", "not a JSON object"),
         ("config.json", '{"model_type": "llama"}', r"config\.json: num_hidden_layers is absent"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_description_of_one_s_own_is_taken() -> None:
         ({"memory_tb_per_s": True}, "memory_tb_per_s is True"),
         ({"link_gpus": 2.5}, "link_gpus"),
         ({"name": 7}, "name"),
-        ({"tflops": 3}, "'tflops' is no field"),
+        ({"tflops": 3}, "'tflops' is not a field"),
         ({"like": "h900"}, "h900"),
     ],
 )

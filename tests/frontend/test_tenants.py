@@ -46,7 +46,7 @@ def test_settings_hold_digests_alone() -> None:
     assert "secret" not in repr(settings) and settings.keys == (hashed("secret"), hashed("other"))
     assert msgspec.structs.replace(settings).keys == settings.keys
     assert ApiKeys((), {"t": settings.keys}).name("secret") == f"t/key-{hashed('secret')[7:15]}"
-    assert ApiKeys((), {"t": settings.keys}).name(settings.keys[0]) is None, "a digest is no key"
+    assert ApiKeys((), {"t": settings.keys}).name(settings.keys[0]) is None, "a digest is not a key"
 
 
 def test_keys_come_from_files_too_and_belong_to_one_tenant(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ async def test_a_tenant_has_a_rate_of_its_own_and_needs_a_key_nevertheless() -> 
             assert caught.value.status == 429
         with pytest.raises(ClientError) as refused:
             await picker.pick(ask(tenant="team-c"))
-        assert refused.value.status == 401, "a tenant's name is no key"
+        assert refused.value.status == 401, "a tenant's name is not a key"
 
 
 async def test_without_workers_a_request_waits_as_long_as_it_is_allowed_to() -> None:

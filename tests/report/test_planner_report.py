@@ -261,13 +261,13 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path, ticks: int) -> Non
 
 
 def test_a_folder_without_records_is_an_error_with_a_next_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no folder of a run: it has no planner\.jsonl"):
+    with pytest.raises(ConfigError, match=r"not a folder of a run: it has no planner\.jsonl"):
         write_planner_report(tmp_path)
     write(tmp_path, [])
     with pytest.raises(ConfigError, match="has no tick yet"):
         write_planner_report(tmp_path)
     (tmp_path / "planner.jsonl").write_text('{"tick": "one"}\n')
-    with pytest.raises(ConfigError, match="line 1, is no planner's record"):
+    with pytest.raises(ConfigError, match="line 1, is not a planner's record"):
         write_planner_report(tmp_path)
     (tmp_path / "planner.jsonl").write_bytes(
         (write(tmp_path, [tick(1, 5.0, 1)]) / "planner.jsonl").read_bytes() + b'{"ti'

@@ -126,7 +126,7 @@ def test_a_run_without_a_request_is_a_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_or_damaged_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no folder of a run"):
+    with pytest.raises(ConfigError, match="not a folder of a run"):
         Recording(tmp_path)
     (tmp_path / "requests.jsonl").write_text("{}\n" + line(1.0))
     with pytest.raises(ConfigError, match=r"requests.jsonl is damaged"):

@@ -68,7 +68,7 @@ def test_a_session_whose_next_request_goes_elsewhere_is_counted_and_the_decision
     told = turn(world, "first", "s", 1.0, next_in=60.0, worker=WorkerId("a"))
     assert told.target.worker == "a" and told.prefetch_after == 58.0
     elsewhere = turn(world, "second", "s", 30.0, next_in=60.0, worker=WorkerId("b"))
-    assert "the tiers of a were told in vain to bring its session's blocks up" in elsewhere.decision.reason
+    assert "a was asked to bring its session's blocks up, which nobody uses now" in elsewhere.decision.reason
     home = turn(world, "third", "s", 60.0, next_in=60.0, worker=WorkerId("b"))
     assert "in vain" not in home.decision.reason
     assert "in vain" not in turn(world, "other", "t", 1.0, worker=WorkerId("a")).decision.reason
@@ -78,7 +78,7 @@ def test_a_session_whose_next_request_goes_elsewhere_is_counted_and_the_decision
         assert router.status(world.now).models[0].awaited == {"home": 1, "elsewhere": 1}
     # A worker without tiers is not told.
     last = turn(world, "fourth", "s", 60.0, next_in=60.0, worker=WorkerId("c"))
-    assert "the tiers of b were told in vain" in last.decision.reason
+    assert "b was asked to bring its session's blocks up" in last.decision.reason
     assert "in vain" not in turn(world, "fifth", "s", 60.0, worker=WorkerId("a")).decision.reason
 
 

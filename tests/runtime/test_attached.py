@@ -41,7 +41,7 @@ async def test_it_goes_and_comes_back(ward: Ward) -> None:
     nurse = ward.nurse
     await ward.connector.ready()
     nurse.there.clear()
-    gone = ["came urls-0", "crashed urls-0: stopped to serve: no answer", "gone urls-0"]
+    gone = ["came urls-0", "crashed urls-0: stopped serving: no answer", "gone urls-0"]
     await eventually(lambda: nurse.told == gone)
     replica = ward.connector.fleet.pools()["urls"].replicas[0]
     assert (replica.state, replica.reason) in [("failed", "no answer"), ("failed", f"{URL} is away")]

@@ -235,7 +235,7 @@ def test_other_settings_decide_otherwise_and_the_effect_is_predicted(tmp_path: P
 
 def test_what_is_none_of_the_routers_settings_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "j")
-    with pytest.raises(ConfigError, match="none of the router's settings"):
+    with pytest.raises(ConfigError, match="not one of the router's settings"):
         replay(tmp_path / "j", ["frontend.port=1"])
     with pytest.raises(ConfigError, match="mode"):
         replay(tmp_path / "j", ["router.mode=fastest"])

@@ -103,8 +103,8 @@ def test_the_config_refuses_names_that_can_not_be_told_apart_or_printed() -> Non
     assert problems(f"{{'../a': {pool}, '..%2fb': {pool}}}") == ""
     assert "named like" in problems(f"{{'a/b': {pool}, 'a?b': {pool}}}")
     for name in ('"-rf"', '"a\\nb"', '"a\\x7f"', '"a\\n"', '"a b"', '"a\\x85b"', '"' + "x" * 257 + '"'):
-        assert "no name for a model" in problems(f"{{{name}: {pool}}}"), name
-    assert "no name for a pool" in problems('{m: {pools: {"main\\n": {replicas: 1}}}}')
+        assert "not a valid name for a model" in problems(f"{{{name}: {pool}}}"), name
+    assert "not a valid name for a pool" in problems('{m: {pools: {"main\\n": {replicas: 1}}}}')
     assert ClusterSettings(models={"m": ModelSettings(pools={"p": PoolSettings()})}).models
 
 

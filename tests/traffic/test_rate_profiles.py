@@ -228,7 +228,7 @@ def test_lengths_are_read_as_well() -> None:
     assert found == Lognormal(800, 0.5, 1, 4000)
     for text, said in (
         ("0", "tokens=0 is out of range"),
-        ("1.5", "tokens=1.5 is no whole number"),
+        ("1.5", "tokens=1.5 is not a whole number"),
         ("lognormal:median=800", "lognormal needs sigma (write lognormal:sigma=VALUE)"),
         ("lognormal:median=8,sigma=1,least=9,most=8", "least=9 is above most=8"),
     ):

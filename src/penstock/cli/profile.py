@@ -202,7 +202,7 @@ def _watched(pool: Any) -> Any:
 
 def _size(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is no number of GPUs", param_hint="--tp")
+        raise click.BadParameter(f"{text!r} is not a number of GPUs", param_hint="--tp")
     return int(text)
 
 

@@ -171,7 +171,11 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         path = ("models", model)
         if not _MODEL_NAME.match(model):
-            yield path, f"{model!r} is no name for a model", "take 1 to 256 characters without spaces, not '-' first"
+            yield (
+                path,
+                f"{model!r} is not a valid name for a model",
+                "take 1 to 256 characters without spaces, not '-' first",
+            )
         if not entry.pools:
             yield path, "has no pool, so nothing would serve it", "add pools: {main: {replicas: 4}}"
         if entry.render not in (None, "engine", "off") and (fault := _url_fault(entry.render, settings)) is not None:
@@ -183,7 +187,7 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
             ids[worker] = (*path, "pools", name)
             if not _POOL_NAME.match(name):
                 hint = "take up to 64 letters, digits, '_', '.' and '-'; it becomes part of its workers' names"
-                yield (*path, "pools", name), f"{name!r} is no name for a pool", hint
+                yield (*path, "pools", name), f"{name!r} is not a valid name for a pool", hint
     for worker, where in ids.items():
         base, _, number = worker.rpartition("_")
         if number.isdigit() and base in ids:
@@ -201,7 +205,11 @@ def _adapters(settings: ClusterSettings) -> Iterator[Complaint]:
             yield path, "no engine of the model's pools loads adapters", f"such are {', '.join(ADAPTED)}"
         for name in entry.adapters:
             if not _MODEL_NAME.match(name):
-                yield (*path, name), f"{name!r} is no name for an adapter", "take 1 to 256 characters without spaces"
+                yield (
+                    (*path, name),
+                    f"{name!r} is not a valid name for an adapter",
+                    "take 1 to 256 characters without spaces",
+                )
             if name in settings.models or name in owners:
                 of = "a model" if name in settings.models else f"an adapter of {owners[name]}"
                 yield (*path, name), f"{name} is {of} as well", "clients name it where they name a model"
@@ -209,7 +217,7 @@ def _adapters(settings: ClusterSettings) -> Iterator[Complaint]:
         for name in entry.adapter_workers:
             if name not in entry.adapters and entry.adapter_folder is None:
                 hint = f"adapters: {listed(entry.adapters)}" if entry.adapters else "set adapters or adapter_folder"
-                yield ("models", model, "adapter_workers"), f"{name!r} is no adapter of the model", hint
+                yield ("models", model, "adapter_workers"), f"{name!r} is not an adapter of the model", hint
 
 
 def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -271,7 +279,11 @@ def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterat
         hint = "name a folder there, and the same one in the other pools of the model"
         yield (*path, "embeddings"), "is unset: what this pool encodes would reach no other engine", hint
     if pool.embeddings is not None and not Path(pool.embeddings).is_absolute():
-        yield (*path, "embeddings"), f"is {pool.embeddings!r}, which is no absolute path", "engines have other folders"
+        yield (
+            (*path, "embeddings"),
+            f"is {pool.embeddings!r}, which is not an absolute path",
+            "engines have other folders",
+        )
     if pool.engine == "vllm" and not pool.attached and pool.handoff == "bootstrap":
         yield (*path, "handoff"), "is bootstrap, which is SGLang's way; vLLM has completed and push", None
 
@@ -373,7 +385,7 @@ def _access(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
     for header, value in access.headers.items():
         where = (*path, "headers")
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", header) or header.lower() in _OUR_HEADERS:
-            yield where, f"{header!r} is no header that a pool may set", f"leave out {listed(_OUR_HEADERS)}"
+            yield where, f"{header!r} is not a header that a pool may set", f"leave out {listed(_OUR_HEADERS)}"
         elif not value.isascii() or not value.isprintable():
             yield where, f"the value of {header} is not one line of ASCII", None
         elif _SECRET_HEADERS.search(header) and not value.startswith(("file:", "env:")):
@@ -420,7 +432,7 @@ def _selector(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
         yield (*path, "selector"), f"{selector!r} names no InferencePool", "write it as inferencepool/NAME"
     elif not re.fullmatch(r"[-A-Za-z0-9_./=!,() ]+", selector):
         hint = "write it as kubectl takes it: app=vllm,tier in (a,b)"
-        yield (*path, "selector"), f"{selector!r} is no label selector", hint
+        yield (*path, "selector"), f"{selector!r} is not a label selector", hint
 
 
 def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -443,9 +455,9 @@ def _url_fault(url: str, settings: ClusterSettings) -> tuple[str, str | None] | 
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"is no URL: {error}", None
+        return f"is not a URL: {error}", None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "is no URL of a server", "write it as http://HOST:PORT"
+        return "is not a URL of a server", "write it as http://HOST:PORT"
     if parts.username is not None or parts.password is not None:
         return _PASSWORD, "put a proxy that knows the password before the server"
     if parts.path.rstrip("/").endswith("/v1"):
@@ -499,7 +511,7 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
     wrong = [route for route in routes if not re.fullmatch(r"/v1(/[A-Za-z0-9_.{}-]+)+", route)]
     if wrong:
         hint = "write them as /v1/embeddings"
-        yield ("frontend", "proxied_routes"), f"{listed(wrong)} is no route under /v1", hint
+        yield ("frontend", "proxied_routes"), f"{listed(wrong)} is not a route under /v1", hint
 
 
 def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -509,7 +521,7 @@ def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
     for name, tenant in settings.tenants.items():
         path = ("tenants", name)
         if not _POOL_NAME.match(name):
-            yield path, f"{name!r} is no name for a tenant", "take up to 64 letters, digits, '_', '.' and '-'"
+            yield path, f"{name!r} is not a valid name for a tenant", "take up to 64 letters, digits, '_', '.' and '-'"
         if not tenant.keys and not tenant.key_files and token.issuer is None:
             yield (
                 path,
@@ -522,7 +534,11 @@ def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
     if settings.tenants and (
         unknown := [each for each in settings.router.queue.shares if each not in settings.tenants]
     ):
-        yield ("router", "queue", "shares"), f"{listed(unknown)} is no tenant", f"tenants: {listed(settings.tenants)}"
+        yield (
+            ("router", "queue", "shares"),
+            f"{listed(unknown)} is not a tenant",
+            f"tenants: {listed(settings.tenants)}",
+        )
 
 
 def _jwt(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -537,7 +553,7 @@ def _jwt(settings: ClusterSettings) -> Iterator[Complaint]:
     for name in ("issuer", "jwks_url"):
         url = urlsplit(getattr(token, name) or "https://unset")
         if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
-            yield (*path, name), "is no https URL", "keys that anyone on the way could change prove nothing"
+            yield (*path, name), "is not an https URL", "keys that anyone on the way could change prove nothing"
     if not settings.tenants:
         yield path, "stands without tenants, one of which a token must name", "add tenants: {NAME: {}}"
     if find_spec("jwt") is None:
@@ -552,7 +568,7 @@ def _audit(settings: ClusterSettings) -> Iterator[Complaint]:
     if audit.folder is not None and find_spec("cryptography") is None:
         yield ("audit",), "needs the package cryptography", "pip install 'penstock[audit]'"
     if unknown := [each for each in audit.tenants if each not in settings.tenants]:
-        yield ("audit", "tenants"), f"{listed(unknown)} is no tenant", f"tenants: {listed(settings.tenants)}"
+        yield ("audit", "tenants"), f"{listed(unknown)} is not a tenant", f"tenants: {listed(settings.tenants)}"
 
 
 def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -575,7 +591,7 @@ def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
             parts = urlsplit(url)
             if parts.scheme not in schemes or not parts.hostname:
                 hint = f"write it as {schemes[0]}://HOST:PORT"
-                yield (*path, "urls"), f"{_without_password(url)!r} is no URL of {service}", hint
+                yield (*path, "urls"), f"{_without_password(url)!r} is not a URL of {service}", hint
             if parts.username is not None or parts.password is not None:
                 yield (*path, "urls"), f"{_without_password(url)!r} {_PASSWORD}", "give user and password by themselves"
         if (group.user is None) != (group.password is None):

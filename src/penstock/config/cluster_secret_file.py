@@ -107,7 +107,7 @@ def private_text(path: Path, name: str, hint: str | None = None) -> str:
         denied = hint if isinstance(error, PermissionError) else None
         raise ConfigError(f"{name} can't be read: {error.strerror}", hint=denied) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is no text") from error
+        raise ConfigError(f"{name} is not text") from error
 
 
 def _read(path: Path) -> str:

@@ -59,7 +59,7 @@ def name_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
         path = ("models", model, "aliases")
         for alias in entry.aliases:
             if not alias or any(letter.isspace() for letter in alias):
-                yield path, f"{alias!r} is no name", "take 1 to 256 characters without spaces"
+                yield path, f"{alias!r} is not a valid name", "take 1 to 256 characters without spaces"
             elif alias in settings.models:
                 other = "its own name" if alias == model else "the name of another model"
                 yield path, f"{alias!r} is {other}", "leave it out; names.NAME shares a model's name with others"
@@ -85,7 +85,7 @@ def _shared(name: str, shared: NameSettings, settings: ClusterSettings) -> Itera
     known = f"models are {listed(list(settings.models))}"
     known += f", adapters {listed(adapters)}" if adapters else "; an adapter stands in models.MODEL.adapters"
     if not name or any(letter.isspace() for letter in name):
-        yield path, f"{name!r} is no name", "take 1 to 256 characters without spaces"
+        yield path, f"{name!r} is not a valid name", "take 1 to 256 characters without spaces"
     for field, models in (("models", shared.models), ("shadow", shared.shadow)):
         for model in models:
             if model not in settings.models and model not in adapters:

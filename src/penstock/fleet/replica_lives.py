@@ -106,7 +106,7 @@ class ReplicaLives:
         if not vanished:
             self.want(now, life, False)
             return
-        reason = "it is no more"
+        reason = "it no longer exists"
         if life.phase == "draining":
             self._report(now, life, "done", cut=life.active)
         self._withdraw(life, reason)
@@ -153,7 +153,7 @@ class ReplicaLives:
             if missed and not attached and since is not None and now - since > STUCK_AFTER:
                 self._crashed(now, life, f"was stuck: {event.lack} for {seconds(now - since):.0f} s")
             elif missed and attached and not event.silent:
-                reason = f"stopped to serve: {event.lack}"
+                reason = f"stopped serving: {event.lack}"
                 self._effects.append(events.Crashed(worker=life.worker, reason=reason, kind="server"))
                 self._away(now, life, event.lack or "")
             elif missed or (since is not None and event.lack is None):

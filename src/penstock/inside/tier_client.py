@@ -323,7 +323,9 @@ class TierClient:
                             for message in frames.take(data):
                                 self._took(message)
                         except (msgspec.DecodeError, _BadFrame) as error:
-                            log.error("the tier process at %s sent what is no frame: %s", self._path, error)
+                            log.error(
+                                "the tier process at %s sent something that is not a frame: %s", self._path, error
+                            )
                             frames, shut = _Deaf(), _shut(link)
                     if events & selectors.EVENT_WRITE and not shut:
                         try:

@@ -165,7 +165,7 @@ def plain(value: object) -> list[Any]:
     """
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"a {type(value).__name__} is no plain data")
+    raise TypeError(f"a {type(value).__name__} is not plain data")
 
 
 class Holders:

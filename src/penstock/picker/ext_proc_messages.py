@@ -133,7 +133,7 @@ def read_headers(part: bytes) -> HeadersPart:
     try:
         return usual or _any_headers(part)
     except (IndexError, UnicodeDecodeError):
-        raise BadMessage("headers are cut off or are no text") from None
+        raise BadMessage("headers are cut off or are not text") from None
 
 
 def _usual_headers(part: bytes) -> HeadersPart | None:
@@ -229,7 +229,7 @@ def read_metadata(data: bytes, namespace: str, key: str) -> object:
                 if fields.get(1) == namespace.encode():
                     return _struct(_bytes(fields.get(2)), 0).get(key)
     except (IndexError, UnicodeDecodeError, struct.error):
-        raise BadMessage("metadata is cut off or is no text") from None
+        raise BadMessage("metadata is cut off or is not text") from None
     return None
 
 

@@ -81,7 +81,7 @@ class ExtProcStream:
                 self._stream.send(wire.empty_answer(kind))
                 self._end()
         except wire.BadMessage as error:
-            log.warning("Envoy sent a message that is none of ext_proc: %s", error)
+            log.warning("Envoy sent a message that is not part of ext_proc: %s", error)
             self._give_up()
             self._stream.finish(INTERNAL, str(error))
 

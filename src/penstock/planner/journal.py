@@ -123,7 +123,7 @@ def planner_of(header: Header, own: Iterable[PlannerPlugin] = ()) -> Planner:
         planner = Planner(settings, [*plugins_of(settings, inputs), *own])
         planner.restore(header.snapshot)
     except (KeyError, TypeError, InvariantError) as error:
-        raise ValueError(f"the header's state is none of this version's: {error!r}") from error
+        raise ValueError(f"the header's state does not belong to this version: {error!r}") from error
     return planner
 
 

@@ -266,7 +266,7 @@ class Planner:
         if seat is not None:
             seat.failed(at, kind)
             tick.silent(seat, kind, why)
-            self._alarm(f"plugin_{kind}", f"planner plugin {plugin} has no say in this tick: {why}")
+            self._alarm(f"plugin_{kind}", f"planner plugin {plugin} is left out of this tick: {why}")
 
     def _unawaited(self, at: float, plugin: str) -> None:
         tick = self.memory.tick
@@ -320,7 +320,7 @@ class Planner:
                 try:
                     seat.plugin.benchmarked(event.model, event.role, event.metrics)
                 except ConfigError as error:
-                    self._alarm("bad_benchmark", f"a {event.role} worker of {event.model} told nonsense: {error}")
+                    self._alarm("bad_benchmark", f"a {event.role} worker of {event.model} sent invalid data: {error}")
 
     def _scaled(self, event: planning.Scaled) -> None:
         for pool, why in event.problems.items():

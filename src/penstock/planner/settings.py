@@ -46,21 +46,21 @@ class BudgetSettings(Settings, frozen=True, kw_only=True):
     max_gpus: Annotated[
         int | None,
         Knob(
-            "Most GPUs of all pools together, those that start included; unset is no ceiling but the machine's.",
+            "Most GPUs of all pools together, those that start included; unset means no ceiling but the machine's.",
             unit="count",
             ge=0,
             live=True,
         ),
     ] = None
     min_gpus: Annotated[
-        int | None, Knob("Fewest GPUs of all pools together; unset is no floor.", unit="count", ge=0, live=True)
+        int | None, Knob("Fewest GPUs of all pools together; unset means no floor.", unit="count", ge=0, live=True)
     ] = None
     min_replicas: Annotated[
         int,
         Knob("Fewest replicas of a pool; 0 lets it go to none while nothing comes.", unit="count", ge=0, live=True),
     ] = 1
     watts: Annotated[
-        float | None, Knob("Most power of all pools together, in watts; unset is no ceiling.", gt=0, live=True)
+        float | None, Knob("Most power of all pools together, in watts; unset means no ceiling.", gt=0, live=True)
     ] = None
     pools: Annotated[dict[str, PoolLimits], Knob("Bounds of single pools, by name.")] = {}
 

@@ -45,7 +45,7 @@ class SlaClassicSettings(Settings, frozen=True, kw_only=True):
     load_prediction_window_size: Annotated[
         int,
         Knob(
-            "Intervals that arima and prophet are fitted to, in every policy: fewer forget sooner what is no more so, "
+            "Intervals that arima and prophet are fitted to, in every policy: fewer forget the past sooner, "
             "more see longer patterns and take longer.",
             unit="count",
             ge=2,

@@ -37,7 +37,7 @@ class PluginEntry(Settings, frozen=True, kw_only=True):
     priority: Annotated[int, Knob("Smaller is stronger; the built-in ones have 10 to 30.", unit="count", ge=0)] = 100
     interval: Annotated[float, Knob("Seconds between two calls; 0 is every tick.", unit="s", ge=0)] = 0.0
     hold: Annotated[
-        HoldName, Knob("Between two calls: accept_when_idle has no say, hold_last lets its last targets count on.")
+        HoldName, Knob("Between two calls: accept_when_idle leaves the plug-in out, hold_last keeps its last targets.")
     ] = "accept_when_idle"
     needs: Annotated[
         tuple[str, ...],

@@ -145,7 +145,7 @@ def open_stage(
                 raise
             seat.failed(tick.due)
             tick.silent(seat, "error", f"{type(error).__name__}: {error}")
-            text = f"planner plugin {seat.spec.id} failed and has no say in this tick: {type(error).__name__}: {error}"
+            text = f"planner plugin {seat.spec.id} failed and is left out of this tick: {type(error).__name__}: {error}"
             yield Reason(code="plugin_error", text=text, facts={"plugin": seat.spec.id, "failures": seat.failures})
             continue
         seat.succeeded(tick.due, result)

@@ -248,7 +248,7 @@ def _changed(header: Header, overrides: list[str]) -> tuple[RouterSettings, Slo]
     )
     wrong = [text for text in overrides if not text.startswith(("router.", "slo."))]
     if wrong:
-        raise ConfigError(f"--set {wrong[0]!r} is none of the router's settings", hint="such as router.mode=kv")
+        raise ConfigError(f"--set {wrong[0]!r} is not one of the router's settings", hint="such as router.mode=kv")
     changed = load(None, overrides).settings
     for text in overrides:
         path = text.partition("=")[0].strip().replace("-", "_").split(".")

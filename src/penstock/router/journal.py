@@ -86,5 +86,5 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     try:
         router.restore(snapshot)
     except (KeyError, TypeError, InvariantError) as error:
-        raise ValueError(f"the header's state is none of this version's: {error!r}") from error
+        raise ValueError(f"the header's state does not belong to this version: {error!r}") from error
     return router

@@ -152,7 +152,7 @@ class OverloadSettings(Settings, frozen=True):
     blocks: Annotated[
         float | None,
         Knob(
-            "Share of a worker's KV blocks in use by running requests; unset is no limit.",
+            "Share of a worker's KV blocks in use by running requests; unset means no limit.",
             unit="ratio",
             gt=0,
             live=True,
@@ -160,12 +160,12 @@ class OverloadSettings(Settings, frozen=True):
     ] = None
     prefill_tokens: Annotated[
         int | None,
-        Knob("Prompt tokens that a worker still has to prefill; unset is no limit.", unit="tokens", gt=0, live=True),
+        Knob("Prompt tokens that a worker still has to prefill; unset means no limit.", unit="tokens", gt=0, live=True),
     ] = None
     queue_time: Annotated[
         float | None,
         Knob(
-            "How long the longest waiting request of a class may have waited; unset is no limit.",
+            "How long the longest waiting request of a class may have waited; unset means no limit.",
             unit="s",
             gt=0,
             live=True,
@@ -175,8 +175,8 @@ class OverloadSettings(Settings, frozen=True):
         float | None,
         Knob(
             "Time to first token, predicted from what was measured of this model; a prompt that an idle worker could "
-            "not answer in time either is refused only where others make it wait for longer than this. Unset or 0 is "
-            "no limit.",
+            "not answer in time either is refused only where others make it wait for longer than this. Unset or 0 "
+            "means no limit.",
             unit="s",
             ge=0,
             live=True,

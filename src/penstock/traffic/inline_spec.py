@@ -60,7 +60,7 @@ def _value(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> 
         raise ConfigError(f"{where} {error}") from error
     if hint is int:
         if value != int(value):
-            raise ConfigError(f"{where} is no whole number")
+            raise ConfigError(f"{where} is not a whole number")
         value = int(value)
     if (
         (knob.ge is not None and not value >= knob.ge)

@@ -120,7 +120,7 @@ async def test_values_out_of_order_are_reported_and_ids_never_go_back(namespace,
     await namespace.put("decision_id", "0")
     assert "decision_id went back from 1 to 0" in (await connector.look())["decode"].problem
     await namespace.put("num_decode_workers", "many")
-    assert "'many', which is no whole number" in (await connector.look())["decode"].problem
+    assert "'many', which is not a whole number" in (await connector.look())["decode"].problem
     assert connector.faults >= 4
     assert any("never issued" in message for message in caplog.messages)
     await connector.scale({"decode": 6}, (), WHY)

@@ -347,7 +347,7 @@ async def test_one_that_the_settings_name_takes_part_while_it_answers(tmp_path: 
 async def test_where_the_planner_listens_is_checked(tmp_path: Path) -> None:
     for listen, words in (
         ("0.0.0.0:0", "there is no TLS"),
-        ("nonsense", "no address"),
+        ("nonsense", "not an address"),
         ("unix://relative", "no absolute path"),
     ):
         stand = Stand(settings(tmp_path, listen=listen), [])

@@ -187,8 +187,8 @@ def flip(**given: Any) -> dict[str, Any]:
     [
         ({}, "propose", "answered nothing"),
         ({"accept": {}}, "propose", None),
-        ({"predicted": {}}, "propose", "no answer to stage propose"),
-        ({"override": {}}, "predict", "no answer to stage predict"),
+        ({"predicted": {}}, "propose", "not an answer to stage propose"),
+        ({"override": {}}, "predict", "not an answer to stage predict"),
         ({"reject": {}}, "predict", None),
         ({"override": {"targets": [{"replicas": 1}]}}, "propose", "takes a pool"),
         ({"override": {"targets": [{"pool": "p", "replicas": 2_000_000}]}}, "propose", "2000000"),

@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     runner = CliRunner()
     for words, sentence in (
         (["profile"], "neither a model nor a URL"),
-        (["profile", "sim", "--tp", "two"], "no number of GPUs"),
+        (["profile", "sim", "--tp", "two"], "not a number of GPUs"),
         (["profile", "sim", "--watch", "1m"], "needs the URL"),
         (["profile", "sim", "--ttft", "soon"], "soon"),
     ):

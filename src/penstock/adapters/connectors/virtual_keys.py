@@ -46,7 +46,7 @@ def standing(values: Mapping[str, str]) -> VirtualCounts:
         try:
             value = int(text)
         except ValueError:
-            faults.append(f"{name} is {text[:40]!r}, which is no whole number")
+            faults.append(f"{name} is {text[:40]!r}, which is not a whole number")
             return None
         if value < least:
             faults.append(f"{name} is {value}, which is below {least}")

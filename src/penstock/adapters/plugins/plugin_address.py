@@ -39,7 +39,9 @@ def address_of(endpoint: str) -> PluginAddress:
         raise ValueError(f"{endpoint!r}: {error}") from None
     extra = parts.path or parts.query or parts.fragment or parts.username is not None
     if parts.scheme not in ("grpc", "grpcs") or not host or port is None or extra:
-        raise ValueError(f"{endpoint!r} is no address; it takes unix:///PATH, grpc://HOST:PORT or grpcs://HOST:PORT")
+        raise ValueError(
+            f"{endpoint!r} is not an address; it takes unix:///PATH, grpc://HOST:PORT or grpcs://HOST:PORT"
+        )
     shown = f"[{host}]" if ":" in host else host
     return PluginAddress(f"{shown}:{port}", tls=parts.scheme == "grpcs", near=_is_loopback(host))
 

@@ -130,7 +130,7 @@ class PluginHost:
                 self._post(PluginAlive(plugin=id) if id in self._seats() else PluginRegistered(spec=spec))
             except PluginUnreachable as error:
                 if silent != str(error):
-                    log.warning("planner plugin %s at %s has no say: %s", id, spec.endpoint, error)
+                    log.warning("planner plugin %s at %s is left out: %s", id, spec.endpoint, error)
                 silent = str(error)
             await asyncio.sleep(self._settings.heartbeat / BEATS)
 

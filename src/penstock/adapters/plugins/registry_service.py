@@ -137,7 +137,7 @@ class RegistryService:
             raise RegistrationDenied("bad_spec", str(error)) from None
         if ID.fullmatch(spec.id) is None:
             raise RegistrationDenied(
-                "bad_id", f"{spec.id[:80]!r} is no id; it takes letters, digits and _.:- , at most 64"
+                "bad_id", f"{spec.id[:80]!r} is not an id; it takes letters, digits and _.:- , at most 64"
             )
         for code, given, known in (("bad_needs", spec.needs, NEEDS), ("bad_requires", spec.requires, REQUIRES)):
             unknown = [name for name in given if name not in known]

@@ -68,7 +68,7 @@ def result_of(answer: Any, stage: Stage) -> Result:
     given = {name: value for name, value in plain(getattr(answer, kind_name)).items() if value is not None}
     result: Result = struct_of(given, _KINDS[kind_name])
     if isinstance(result, Predicted) != (stage == "predict") and isinstance(result, Predicted | Override):
-        raise ConversionError(f"{kind_name} is no answer to stage {stage}")
+        raise ConversionError(f"{kind_name} is not an answer to stage {stage}")
     if isinstance(result, Predicted):
         for model, prediction in result.models.items():
             _check_prediction(model, prediction)
@@ -121,7 +121,7 @@ def _check_prediction(model: str, prediction: Prediction) -> None:
                 "go from 0 to 1, and each has one rate for each horizon"
             )
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-            raise ConversionError(f"quantile {rank:g} of {model} has a rate below 0, or one that is no number")
+            raise ConversionError(f"quantile {rank:g} of {model} has a rate below 0, or one that is not a number")
     for name, weight in prediction.weights.items():
         if not (math.isfinite(weight) and weight >= 0):
             raise ConversionError(f"the weight of {name!r} for {model} is {weight:g}; it takes 0 or more")

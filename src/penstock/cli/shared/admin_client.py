@@ -109,7 +109,7 @@ class AdminClient:
                 return
             event = _decoded(data)
             if not isinstance(event, dict):
-                raise RequestRefused(f"{self.url} sent an event that is no JSON object", status=200)
+                raise RequestRefused(f"{self.url} sent an event that is not a JSON object", status=200)
             if "error" in event:
                 raise RequestRefused(_error_text(event) or "the stream ended with an error", status=200)
             yield event
@@ -223,7 +223,7 @@ def _parsed(url: str) -> SplitResult:
     except ValueError:
         fine = False
     if not fine:
-        raise click.BadParameter(f"{url!r} is no URL; write it as http://HOST:PORT", param_hint="'--url'")
+        raise click.BadParameter(f"{url!r} is not a URL; write it as http://HOST:PORT", param_hint="'--url'")
     return parts
 
 

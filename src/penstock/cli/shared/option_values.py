@@ -40,5 +40,5 @@ def address_of(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal():
-        raise click.UsageError(f"{text!r} is no HOST:PORT")
+        raise click.UsageError(f"{text!r} is not HOST:PORT")
     return host, int(port)

@@ -42,9 +42,9 @@ def json_object(path: Path, name: str, *, hint: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text_of(path, name))
     except ValueError as error:
-        raise ConfigError(f"{name} {path} is no JSON: {error}", hint=hint) from error
+        raise ConfigError(f"{name} {path} is not valid JSON: {error}", hint=hint) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{name} {path} is no JSON object", hint=hint)
+        raise ConfigError(f"{name} {path} is not a JSON object", hint=hint)
     return found
 
 

@@ -59,7 +59,7 @@ def _load(id: str, path: str, given: PluginEntry) -> PlannerPlugin:
     if missing or getattr(plugin, "spec", None) != spec:
         lacks = f"has no {', '.join(missing)}" if missing else "does not keep the spec it was given as its spec"
         raise ConfigError(
-            f"{where}: what {given.name} gives is no plugin: it {lacks}", hint="see docs/guides/planner-plugins.md"
+            f"{where}: what {given.name} gives is not a plugin: it {lacks}", hint="see docs/guides/planner-plugins.md"
         )
     found: PlannerPlugin = plugin
     return found

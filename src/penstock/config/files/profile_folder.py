@@ -176,7 +176,7 @@ def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
     try:
         numbers = np.atleast_1d(np.asarray(value, dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {key} has something that is no number: {error}") from error
+        raise ConfigError(f"{path}: {key} has something that is not a number: {error}") from error
     if numbers.ndim != 1 or not np.isfinite(numbers).all() or (numbers < 0.0).any():
         raise ConfigError(f"{path}: {key} must be a list of numbers, none of them negative or infinite")
     return tuple(numbers.tolist())

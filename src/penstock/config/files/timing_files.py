@@ -126,7 +126,7 @@ def _gpu(path: Path) -> Mapping[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"timing.gpu {path} is not valid YAML: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise ConfigError(f"timing.gpu {path} is no mapping", hint="write it as 'bf16_tflops: 989' and so on")
+        raise ConfigError(f"timing.gpu {path} is not a mapping", hint="write it as 'bf16_tflops: 989' and so on")
     return {"name": path.stem, **found}
 
 
@@ -167,6 +167,6 @@ def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | l
                 found[name].append(cell if name == "layer" else float(cell))
             except ValueError as error:
                 raise ConfigError(
-                    f"timing.profile {path}, line {number}: {name} is {cell!r}, which is no number"
+                    f"timing.profile {path}, line {number}: {name} is {cell!r}, which is not a number"
                 ) from error
     return found

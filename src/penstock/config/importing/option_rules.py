@@ -97,13 +97,13 @@ def words(path: str, known: Iterable[str], others: Mapping[str, str] | None = No
 def whole(value: Any) -> int:
     number = float(value)
     if not number.is_integer() or isinstance(value, bool):
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return int(number)
 
 
 def number(value: Any) -> float:
     if isinstance(value, bool):
-        raise ValueError(f"{value} is no number")
+        raise ValueError(f"{value} is not a number")
     return float(value)
 
 

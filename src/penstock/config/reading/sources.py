@@ -143,7 +143,7 @@ def _follow_env(place: _Place, name: str, origin: ValueOrigin) -> ConfigProblem 
             if not place.path:
                 candidates += [*RESERVED, *(knob.env for knob in derive(start) if ANY_KEY not in knob.path)]
             nearest = did_you_mean(name, candidates, after=f"{env_name(place.path)}__" if place.path else PREFIX)
-            return ConfigProblem(origin, "", "is no known name", nearest or "`penstock config docs` lists all names")
+            return ConfigProblem(origin, "", "is not a known name", nearest or "`penstock config docs` lists all names")
         place.field(names[part])
     return None
 

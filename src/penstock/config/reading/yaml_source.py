@@ -25,7 +25,7 @@ def read_yaml(text: str, where: Callable[[int, int], ValueOrigin]) -> tuple[Tree
     """
     start = where(1, 1)
     if len(text.encode("utf-8", "surrogatepass")) > BYTES_MAX:
-        return None, [ConfigProblem(start, "", f"is larger than {BYTES_MAX} bytes, so it is no config")]
+        return None, [ConfigProblem(start, "", f"is larger than {BYTES_MAX} bytes, so it is not a config")]
     try:
         document = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:

@@ -11,8 +11,8 @@ class CacheSettings(Settings, frozen=True, kw_only=True):
     host: Annotated[
         int,
         Knob(
-            "Host memory of each engine for KV blocks; 0 is no tiers. It is vLLM's own, and the tier process below it "
-            "has an eighth as much; with peers the other way round.",
+            "Host memory of each engine for KV blocks; 0 means no tiers. It is vLLM's own, and the tier process below "
+            "it has an eighth as much; with peers the other way round.",
             unit="bytes",
             ge=0,
         ),

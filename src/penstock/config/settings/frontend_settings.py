@@ -62,7 +62,10 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     rate: Annotated[
         float | None,
         Knob(
-            "Requests per second that one API key may send on average; unset is no limit.", unit="1/s", gt=0, live=True
+            "Requests per second that one API key may send on average; unset means no limit.",
+            unit="1/s",
+            gt=0,
+            live=True,
         ),
     ] = None
     burst: Annotated[

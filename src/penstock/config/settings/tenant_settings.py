@@ -53,11 +53,11 @@ class TenantSettings(Settings, frozen=True, kw_only=True):
     pins: Annotated[bool, Knob("Whether it may choose the worker or rank of a request.")] = False
     tokens_per_minute: Annotated[
         int | None,
-        Knob("Tokens of prompts and answers per minute, of all its keys; unset is no limit.", unit="tokens", gt=0),
+        Knob("Tokens of prompts and answers per minute, of all its keys; unset means no limit.", unit="tokens", gt=0),
     ] = None
     budget: Annotated[
         int | None,
-        Knob("Tokens of prompts and answers in a period, of all its keys; unset is no limit.", unit="tokens", gt=0),
+        Knob("Tokens of prompts and answers in a period, of all its keys; unset means no limit.", unit="tokens", gt=0),
     ] = None
     budget_period: Annotated[
         BudgetPeriod, Knob("Period of the budget: a calendar day or month of UTC, after which it begins anew.")

@@ -53,7 +53,7 @@ def link_by_hand(text: str) -> Link:
     """
     match = _BY_HAND.fullmatch(text)
     if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"timing.link {text!r} is no link", hint=_HINT)
+        raise ConfigError(f"timing.link {text!r} is not a link", hint=_HINT)
     return Link(float(match[1]) * 1e9, float(match[2]) * 1e-6)
 
 
@@ -71,7 +71,9 @@ def link_measured(lines: Iterable[str], where: str) -> Link:
         try:
             size, micros, rate, bus = float(cells[0]), float(cells[5]), float(cells[6]), float(cells[7])
         except ValueError as error:
-            raise ConfigError(f"timing.link {where}: {line.strip()!r} is no row of nccl-tests", hint=_HINT) from error
+            raise ConfigError(
+                f"timing.link {where}: {line.strip()!r} is not a row of nccl-tests", hint=_HINT
+            ) from error
         if size and micros and rate:
             points.append((size * bus / rate, micros * 1e-6))
     if len({sent for sent, _ in points}) < 2:

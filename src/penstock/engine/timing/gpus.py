@@ -122,7 +122,9 @@ def gpu_of(fields: Mapping[str, Any], where: str = "gpu") -> Gpu:
     known = {field.name: field for field in msgspec.structs.fields(Gpu)}
     for key, value in given.items():
         if key not in known:
-            raise ConfigError(f"{where}: {key!r} is no field of a GPU", hint=f"there are {', '.join(known)} and like")
+            raise ConfigError(
+                f"{where}: {key!r} is not a field of a GPU", hint=f"there are {', '.join(known)} and like"
+            )
         if key == "name" or (value is None and known[key].default is None):
             continue
         if key == "gddr" and isinstance(value, bool):

@@ -125,7 +125,7 @@ def grouped(fields: Fields, kind: str, hidden: int, heads: int) -> Attention:
     if width is None:
         width, rest = divmod(hidden, heads)
         if rest:
-            raise fields.error("head_dim", f"is absent, and hidden_size {hidden} is no multiple of {heads} heads")
+            raise fields.error("head_dim", f"is absent, and hidden_size {hidden} is not a multiple of {heads} heads")
     params = 2 * hidden * width * (heads + kv_heads)
     if kind in BIASED or fields.config.get("attention_bias") is True:
         params += width * (heads + 2 * kv_heads)

@@ -385,7 +385,7 @@ def _numbers(values: Sequence[Any], name: str) -> Array:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except ValueError as error:
-        raise ConfigError(f"the profile's column {name} holds what is no number: {error}") from error
+        raise ConfigError(f"the profile's column {name} holds something that is not a number: {error}") from error
     if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
         raise ConfigError(f"the profile's column {name} holds a number that is not finite or below 0")
     return numbers

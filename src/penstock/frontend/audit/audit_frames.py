@@ -133,7 +133,7 @@ def frames(path: Path, key: bytes) -> Iterator[AuditEntry]:
     with path.open("rb") as file:
         head = file.read(HEAD.size)
         if len(head) < HEAD.size or not head.startswith(MAGIC):
-            raise AuditFault(f"{path} is no file of an audit log")
+            raise AuditFault(f"{path} is not a file of an audit log")
         cipher = _cipher(key, HEAD.unpack(head)[1])
         number = 0
         while length := file.read(_LENGTH.size):
@@ -163,5 +163,5 @@ def number_of(path: Path) -> int:
     with path.open("rb") as file:
         head = file.read(HEAD.size)
     if len(head) < HEAD.size or not head.startswith(MAGIC):
-        raise AuditFault(f"{path} is no file of an audit log")
+        raise AuditFault(f"{path} is not a file of an audit log")
     return int(HEAD.unpack(head)[2])

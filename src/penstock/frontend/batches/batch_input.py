@@ -86,7 +86,7 @@ def _read_line(raw: bytes, number: int, endpoint: str, line_max: int) -> tuple[I
         line = _lines.decode(raw)
         streamed = _bodies.decode(line.body).stream
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = f"the line is no request with custom_id, method, url and body: {error}"
+        text = f"the line is not a request with custom_id, method, url and body: {error}"
         return None, LineError(code="invalid_json_line", message=text, line=number)
     if line.method != "POST" or line.url != endpoint:
         text = f"the line asks for {line.method[:10]} {line.url[:100]}, but the batch is for POST {endpoint}"

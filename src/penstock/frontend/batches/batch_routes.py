@@ -38,7 +38,7 @@ async def create(request: web.Request) -> web.Response:
     try:
         wanted = msgspec.json.decode(await read_body(request), type=NewBatch)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise rejected(f"the body is no batch: {error}", code="invalid_body") from None
+        raise rejected(f"the body is not a batch: {error}", code="invalid_body") from None
     if wanted.endpoint not in desk.endpoints:
         listed = ", ".join(sorted(desk.endpoints))
         raise rejected(f"endpoint must be one of {listed}, not {quoted(wanted.endpoint)}", "endpoint")

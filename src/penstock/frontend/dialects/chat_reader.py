@@ -75,7 +75,7 @@ class ChatReader:
     def _pieces(self, payload: bytes) -> Iterator[AnswerPiece]:
         chunk = object_in(payload)
         if chunk is None:
-            raise EngineError(f"the engine's answer is no chat completion: {error_text(payload)}")
+            raise EngineError(f"the engine's answer is not a chat completion: {error_text(payload)}")
         if chunk.get("error"):
             self.error = failure_in(chunk)
             return

@@ -89,7 +89,7 @@ class HeadCheck:
         except httptools.HttpParserUpgrade:
             pass  # `read_head` decides about that
         except httptools.HttpParserError as error:
-            raise BadHead(400, f"this is no HTTP request: {error}") from None
+            raise BadHead(400, f"this is not a valid HTTP request: {error}") from None
         return self._flags.head
 
 
@@ -105,12 +105,12 @@ def read_head(raw: bytes) -> RequestHead:
     text = raw.decode("utf-8", "surrogateescape")
     lines = text.split("\r\n")
     if not done or text.count("\n") != len(lines) - 1 or text.count("\r") != len(lines) - 1:
-        raise BadHead(400, "this is no HTTP request: its lines do not end as they should")
+        raise BadHead(400, "this is not a valid HTTP request: its lines do not end as they should")
     if len(lines) > FIELDS_MAX + 3:
         raise BadHead(431, f"the request has more than {FIELDS_MAX} header lines")
     first = lines[0].split(" ")
     if len(first) != 3:
-        raise BadHead(400, "this is no HTTP request: its first line is not method, target and version")
+        raise BadHead(400, "this is not a valid HTTP request: its first line is not method, target and version")
     method, target, version = first
     if version != "HTTP/1.1" and version != "HTTP/1.0":
         raise BadHead(505, "this server speaks HTTP/1.1")

@@ -106,7 +106,9 @@ async def _answered(job: PlacedJob, answer: aiohttp.ClientResponse) -> web.Respo
     try:
         body = msgspec.json.encode(renamed(msgspec.json.decode(body), job)) if answer.status < 300 else body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise EngineError(f"the engine {job.worker} says of {job.kind} {job.id} what is no JSON") from None
+        raise EngineError(
+            f"the engine {job.worker} answers for {job.kind} {job.id} with something that is not valid JSON"
+        ) from None
     return web.Response(status=answer.status, body=body, content_type=kind)
 
 

@@ -155,7 +155,7 @@ def _frames(body: str, param: str, bytes_max: int) -> MediaContent:
         left -= len(frames[-1])
         found = recognise(frames[-1])
         if found is None or found.mime != "image/jpeg":
-            raise ClientError(f"{where} is no JPEG picture", param=param, code="invalid_media")
+            raise ClientError(f"{where} is not a JPEG picture", param=param, code="invalid_media")
         _check_pixels(found, where)
         first = first or found
     assert first is not None

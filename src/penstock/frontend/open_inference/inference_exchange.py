@@ -74,7 +74,7 @@ class InferenceExchange(ClientlessExchange):
         try:
             chunk = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.failure = InferenceFailure(502, f"the engine's answer is no completion: {error}")
+            self.failure = InferenceFailure(502, f"the engine's answer is not a completion: {error}")
             return
         if status >= 400:
             message = str((chunk.error or {}).get("message", "it gave no reason"))

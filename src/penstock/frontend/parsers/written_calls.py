@@ -248,7 +248,7 @@ class _PythonicReader:
             raise ValueError("no call with named arguments")
         name = ast.unparse(node.func)
         if name not in self._schemas:
-            raise ValueError(f"{name} is none of the request's functions")
+            raise ValueError(f"{name} is not one of the request's functions")
         arguments: dict[str, object] = {}
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg in arguments:
@@ -275,7 +275,7 @@ def _literal(node: ast.expr) -> object:
         for key, item in zip(node.keys, node.values, strict=True):
             name = None if key is None else _literal(key)
             if not isinstance(name, str):
-                raise ValueError("a key that is no text")
+                raise ValueError("a key that is not text")
             out[name] = _literal(item)
         return out
     value: object = ast.literal_eval(node)

@@ -173,7 +173,7 @@ def read_intent(path: Path) -> Intent:
         hint = read_hint(error, content="it must be a YAML file")
         raise ConfigError(f"{path} can't be read: {error}", hint=hint) from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} is no mapping", hint="begin it with 'model: NAME'")
+        raise ConfigError(f"{path} is not a mapping", hint="begin it with 'model: NAME'")
     if "kind" in data or "apiVersion" in data:
         return _of_dynamo(path, data)
     return _of_ours(path, _converted(path, data, IntentDocument))
@@ -288,7 +288,7 @@ def _check_fields(path: Path, data: Any, kind: type[msgspec.Struct], where: str)
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{path}: {where}{key} is no field", hint=f"{hint}there are {', '.join(fields)}")
+            raise ConfigError(f"{path}: {where}{key} is not a field", hint=f"{hint}there are {', '.join(fields)}")
         inner = hints[fields[key]]
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             _check_fields(path, value, inner, f"{where}{key}.")

@@ -215,7 +215,7 @@ def numbers_by_key(texts: Sequence[str], flag: str) -> Mapping[str, float]:
         except ValueError:
             equals = ""
         if not equals or not key.strip():
-            raise ConfigError(f"{flag} {text!r} is no NAME=NUMBER", hint=f"such as {flag} h200=3.5")
+            raise ConfigError(f"{flag} {text!r} is not NAME=NUMBER", hint=f"such as {flag} h200=3.5")
     return numbers
 
 

@@ -45,7 +45,7 @@ def powers_of(path: Path) -> tuple[float, float]:
                     decodes.append(float(row["average_power"]))
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no file of measured power: {error}", hint="see perf_model.csv of splitwise-sim"
+            f"{path} is not a file of measured power: {error}", hint="see perf_model.csv of splitwise-sim"
         ) from error
     if not prompts or not decodes:
         raise ConfigError(f"{path} has no power of {MODEL} on {HARDWARE}", hint="leave --traces out")

@@ -105,7 +105,7 @@ def read_ticks(folder: Path) -> list[TickRecord]:
         try:
             ticks.append(decode(line))
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}, is no planner's record: {error}") from error
+            raise ConfigError(f"{path}, line {number}, is not a planner's record: {error}") from error
     if not ticks:
         raise ConfigError(f"{folder / RECORDS} has no tick yet", hint="the first one comes after planner.load_interval")
     return sorted(ticks, key=lambda tick: tick.at)
@@ -389,7 +389,7 @@ def _requests(folder: Path, bytes_max: int | None) -> Iterator[_Request]:
         try:
             yield decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}, is no record of a request: {error}") from error
+            raise ConfigError(f"{path}, line {number}, is not a record of a request: {error}") from error
 
 
 def _number(value: float | None) -> str:

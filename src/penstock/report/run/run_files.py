@@ -21,7 +21,7 @@ def lines(path: Path, *, needed: bool) -> Iterator[bytes]:
         if not needed:
             return
         raise ConfigError(
-            f"{path.parent} is no folder of a run: it has no {path.name}", hint="a run says its folder at its start"
+            f"{path.parent} is not a folder of a run: it has no {path.name}", hint="a run says its folder at its start"
         )
     try:
         yield from segments.lines(path)

@@ -58,7 +58,7 @@ def faults_of(path: Path) -> list[Fault]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list of faults")
     return [_fault(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]

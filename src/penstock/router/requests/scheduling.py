@@ -501,7 +501,7 @@ def _send(
             worker.breaker.dispatched(now)
     other = pool.habits.placed(session, target.worker) if final and session is not None else None
     if other is not None:
-        reason += f"; the tiers of {other} were told in vain to bring its session's blocks up"
+        reason += f"; {other} was asked to bring its session's blocks up, which nobody uses now"
     if (costly := choice.cost.costly_blocks) and handoff is None:
         reason += f"; {counted(costly, 'block')} of its lower tiers left out, slower to load than to compute"
     if request.waited_for and request.queued:

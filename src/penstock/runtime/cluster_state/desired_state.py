@@ -208,7 +208,7 @@ def decode(kind: type[T], raw: bytes) -> T | None:
     if decoder is None:
         known = ", ".join(sorted(each.__name__ for each in _DECODERS))
         raise InvariantError(
-            f"kind is {kind.__name__}, which is no record of the store; known kinds are {known}",
+            f"kind is {kind.__name__}, which is not a record of the store; known kinds are {known}",
             hint="add it to _DECODERS of runtime/cluster_state/desired_state.py",
         )
     try:

@@ -122,7 +122,7 @@ class Membership:
             return
         except msgspec.DecodeError as error:
             self.malformed += 1
-            log.warning("what stands under %s is no worker: %s", key, error)
+            log.warning("what stands under %s is not a worker: %s", key, error)
             return
         known = self._known.get(key)
         if known is not None and self._epochs[key] < entry.card.epoch:

@@ -78,7 +78,9 @@ class PeerExchange:
                     for change in changes:
                         self._take(change.key.removeprefix(self._prefix), change.value)
             except StoreUnavailable as error:
-                log.warning("tier processes of other machines stay as last heard of: %s", error)
+                log.warning(
+                    "tier processes of other machines can't be listed, so their last known state is kept: %s", error
+                )
             await asyncio.sleep(LOOK)
 
     def _take(self, name: str, value: bytes | None) -> None:

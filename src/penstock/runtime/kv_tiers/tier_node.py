@@ -142,7 +142,7 @@ class TierNode:
             while (raw := await stream.read()) is not None:
                 self._take(link, _decode(raw))
         except (FrameError, msgspec.DecodeError) as error:
-            log.error("engine %s sent what is no frame of a job, and is cut off: %s", link.name, error)
+            log.error("engine %s sent something that is not a frame of a job, and is cut off: %s", link.name, error)
             self.metrics.refused.add("frame")
         finally:
             announcing.cancel()

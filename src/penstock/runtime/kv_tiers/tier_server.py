@@ -93,7 +93,7 @@ class TierServer:
             raw = await asyncio.wait_for(stream.read(), FIRST_FRAME)
             first = None if raw is None else _decode(raw)
         except (TimeoutError, FrameError, msgspec.DecodeError) as error:
-            stream.send(TierWelcome(error=f"the first frame is none of this protocol: {error}"))
+            stream.send(TierWelcome(error=f"the first frame is not part of this protocol: {error}"))
             return
         if isinstance(first, TierHello):
             task.set_name("engine")
@@ -102,7 +102,7 @@ class TierServer:
             try:
                 await self._admin.serve(first, stream)
             except (FrameError, msgspec.DecodeError) as error:
-                log.warning("an operator's connection sent what is no frame: %s", error)
+                log.warning("an operator's connection sent something that is not a frame: %s", error)
 
 
 def _answers(path: Path) -> bool:

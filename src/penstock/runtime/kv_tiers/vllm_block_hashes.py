@@ -51,4 +51,4 @@ def _head(major: int, number: int) -> bytes:
     for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
         if number < 1 << 8 * size:
             return bytes((major << 5 | code,)) + number.to_bytes(size, "big")
-    raise ValueError(f"{number} is no number of CBOR")
+    raise ValueError(f"{number} is not a CBOR number")

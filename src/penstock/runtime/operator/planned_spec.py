@@ -96,7 +96,7 @@ async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> 
 
 def _check(request: object) -> None:
     if not isinstance(request, dict):
-        raise ConfigError("spec.request is no mapping", hint="give it model, slo, hardware and workload")
+        raise ConfigError("spec.request is not a mapping", hint="give it model, slo, hardware and workload")
     for path in FILES:
         if _at(request, *path) is not None:
             raise ConfigError(

@@ -39,7 +39,7 @@ def run_of(path: Path) -> RunFolderInfo:
     """
     run = _run(path)
     if run is None:
-        raise ConfigError(f"{path} is no run folder", hint="'penstock runs ls' lists them")
+        raise ConfigError(f"{path} is not a run folder", hint="'penstock runs ls' lists them")
     return run
 
 

@@ -266,7 +266,7 @@ class EngineFleet:
                 checkpoint = Path(pool.model_path or model).expanduser()
                 if not checkpoint.is_dir():
                     raise ConfigError(
-                        f"pool {base}: share_weights is on, and {checkpoint} is no folder of this machine",
+                        f"pool {base}: share_weights is on, and {checkpoint} is not a folder of this machine",
                         hint="set model_path to the folder of the checkpoint, or share_weights to false",
                     )
                 self._weight_sockets[f"{model}/{name}"] = self._weights.add(base, checkpoint)

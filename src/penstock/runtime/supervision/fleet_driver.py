@@ -645,7 +645,7 @@ class FleetDriver:
 
 
 def _never(worker: str, port: int, gpus: Sequence[int]) -> LaunchSpec:
-    raise InvariantError(f"{worker} is of a pool that is no more")
+    raise InvariantError(f"{worker} is of a pool that no longer exists")
 
 
 def _times(settings: SuperviseSettings) -> FleetTimes:

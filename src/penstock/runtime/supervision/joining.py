@@ -122,7 +122,9 @@ def _run_folder_of(cluster: str, tls: ssl.SSLContext | None) -> Path:
     if not cluster.startswith(("http://", "https://")):
         folder = Path(cluster)
         if not (folder / "discovery").is_dir():
-            raise ConfigError(f"{folder} is no run folder of a live cluster", hint="penstock status shows the folder")
+            raise ConfigError(
+                f"{folder} is not a run folder of a live cluster", hint="penstock status shows the folder"
+            )
         return folder
     request = urllib.request.Request(f"{cluster.rstrip('/')}/admin/status")
     admin = os.environ.get("PENSTOCK_ADMIN_KEY")

@@ -196,7 +196,10 @@ class _Cluster:
                     for name, pool in entry.pools.items()
                 )
             workers = sum(self.wanted.values())
-            self.say(f"Starting {counted(workers, 'engine')} and the frontend ...")
+            state = self.fleet.driver.fleet.state
+            started = sum(not state.pools[life.pool].attached for life in state.lives.values())
+            engines = f"{counted(started, 'engine')} and the frontend"
+            self.say(f"Starting {engines if started else 'the frontend'} ...")
             self.book.add(f"start {self.namespace}", None, f"{counted(workers, 'engine')}, run {self.folder.path.name}")
             await self.fleet.start()
             await self.frontends.start()

@@ -200,7 +200,7 @@ class TcpStream:
         try:
             frame: Frame = self._decoder.decode(data)
         except msgspec.MsgspecError as error:
-            raise StreamEnded(f"what came is no frame: {error}") from error
+            raise StreamEnded(f"what arrived is not a frame: {error}") from error
         return frame
 
     def _fill(self, view: memoryview, *, clean: bool = False) -> None:

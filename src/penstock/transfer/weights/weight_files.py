@@ -66,7 +66,7 @@ class CheckpointFiles:
                 tensors += _tensors(self.maps[-1], number)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self.close()
-                raise UnfitCheckpoint(f"{path} is no safetensors file: {error}") from error
+                raise UnfitCheckpoint(f"{path} is not a safetensors file: {error}") from error
             _sample(digest, path.name, self.maps[-1])
         self.tensors = tensors
         self.fingerprint: int = digest.intdigest()

@@ -392,7 +392,7 @@ async def body_of(request: web.Request) -> JsonObject:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise bad_request(f"the body is neither JSON nor YAML: {error}") from error
     if not isinstance(body, dict):
-        raise bad_request("the body is no object")
+        raise bad_request("the body is not a object")
     return body
 
 

@@ -29,11 +29,11 @@ def patched(item: JsonObject, media_type: str, body: bytes, schema: JsonObject |
     try:
         patch = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise bad_request(f"the patch is no JSON: {error}") from error
+        raise bad_request(f"the patch is not valid JSON: {error}") from error
     if media_type == JSON_PATCH:
         return _json_patched(item, patch)
     if not isinstance(patch, dict):
-        raise bad_request("the patch is no JSON object")
+        raise bad_request("the patch is not a JSON object")
     if media_type == MERGE_PATCH:
         merged: JsonObject = merge_patched(item, patch)
         return merged

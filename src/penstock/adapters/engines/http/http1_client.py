@@ -169,7 +169,7 @@ class Http1Call:
         """Send the request, and return when the answer's status and headers are here."""
         origin = self._origin
         if origin is None:
-            raise ConnectFailed(f"no answer from {self._url}: this is no http or https URL of an engine")
+            raise ConnectFailed(f"no answer from {self._url}: this is not an http or https URL of an engine")
         connection = origin.idle_connection(asyncio.get_running_loop().time())
         tries = 2
         while True:

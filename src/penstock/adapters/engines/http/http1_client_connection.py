@@ -167,7 +167,7 @@ class EngineConnection(Http1Connection):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(EngineBroken(f"the answer is no HTTP: {error.__context__ or error}"))
+            self._fail(EngineBroken(f"the answer is not valid HTTP: {error.__context__ or error}"))
         except httptools.HttpParserUpgrade:
             self._fail(EngineBroken("the engine wants to speak another protocol"))
         feed = self._feed

@@ -317,7 +317,7 @@ def _tokens(values: Any) -> list[int]:
     try:
         array("I", tokens)  # checks the types and the range of all at once, in C
     except (TypeError, OverflowError) as error:
-        raise WireError(f"token_ids holds something that is no u32: {error}") from error
+        raise WireError(f"token_ids holds something that is not a u32: {error}") from error
     return tokens
 
 

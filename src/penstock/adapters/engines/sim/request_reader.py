@@ -260,6 +260,6 @@ def _format(options: BodyOptions) -> str | None:
         return least_json(described.get("schema", {}))
     if kind != "text":
         raise ClientError(
-            f"response_format {kind!r} is none of text, json_object, json_schema.", param="response_format"
+            f"response_format {kind!r} is not one of text, json_object, json_schema.", param="response_format"
         )
     return None

@@ -43,7 +43,7 @@ async def load_adapter(request: web.Request) -> web.Response:
     name, path = body.lora_name, body.lora_path
     if not NAME.match(name):
         hint = "1 to 200 letters, digits and ._-@:+, the first a letter or a digit"
-        raise rejected(f"{quoted(name)} is no name for an adapter; take {hint}", "lora_name")
+        raise rejected(f"{quoted(name)} is not a valid name for an adapter; take {hint}", "lora_name")
     if not path or _BAD_PATH.search(path):
         raise rejected("lora_path is empty, or has characters that no path has", "lora_path")
     model = body.model or _only_model(service, loads)

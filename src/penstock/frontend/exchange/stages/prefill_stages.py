@@ -392,5 +392,5 @@ def _object(body: bytes) -> JsonObject:
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise EngineBroken(f"the engine's answer is no JSON: {error}") from error
+        raise EngineBroken(f"the engine's answer is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}

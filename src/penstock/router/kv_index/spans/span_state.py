@@ -96,7 +96,7 @@ def check(table: SpanTable, pairs: list[int]) -> None:
         for number in numbers:
             span = table.span(number)
             if span.filed or not span.mask >> slot & 1:
-                raise InvariantError(f"span {number} is no unfiled one of slot {slot}")
+                raise InvariantError(f"span {number} is not an unfiled one of slot {slot}")
     for slot in bits(table.copies.bits):
         held = {block for _, span in table.numbered() if span.mask >> slot & 1 for block in span.hashes}
         copies = table.copies.of(1 << slot)
