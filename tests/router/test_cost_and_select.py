@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import msgspec
@@ -29,6 +29,7 @@ from penstock.router.selection.cost import (
     latency_cost,
 )
 from penstock.router.selection.cost_table import (
+    TOTALS,
     Candidates,
     CostTable,
     active_requests_of,
@@ -37,7 +38,7 @@ from penstock.router.selection.cost_table import (
     totals_of,
 )
 from penstock.router.selection.select import discounted, probabilities, select
-from penstock.router.settings import CostSettings, RouterSettings
+from penstock.router.settings import CostName, CostSettings, RouterSettings
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
 from tests.depth import deep
 from tests.kernel.test_load_worth import COSTS as COSTS_REPORTED
@@ -375,6 +376,10 @@ def test_a_prediction_counts_no_block_of_a_lower_tier_twice() -> None:
     for depth, expected in ((4, (4, 1, 9)), (8, (8, 0, 6)), (20, (20, 0, 0))):
         pool.predicted.overlap.return_value = {a: depth}
         assert pool.overlaps(Prompt(640, [1, 2, 3]), 0)[a][:3] == expected
+
+
+def test_every_cost_function_has_its_columns() -> None:
+    assert TOTALS.keys() == COSTS.keys() == set(get_args(CostName))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=24, max_size=40), st.integers(0, 23))

@@ -4,7 +4,7 @@ The columns have totals alone: a row is priced by itself when it is read. In a s
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import msgspec
@@ -78,8 +78,7 @@ class CostTable(Sequence[Cost]):
         after = candidates.blocks + (blocks + demand.unhashed_blocks)
         if not isinstance(candidates.shared, int):
             after -= candidates.shared
-        totals = _latency_totals if settings.kind == "latency" else _block_totals
-        self.total: Column = totals(demand, candidates, after, settings)
+        self.total: Column = TOTALS[settings.kind](demand, candidates, after, settings)
         """What is compared; lower wins."""
         self.active_requests: Column = candidates.requests
         """Requests running on each candidate."""
@@ -226,6 +225,13 @@ def _latency_totals(demand: RequestDemand, of: Candidates, after: Column, settin
     decode = 1e3 * decode_slope * after * demand.osl
     totals: Column = prefill + 1e3 * slope * of.queued + transfer + decode + 1e3 * of.adapter
     return totals
+
+
+TOTALS: dict[str, Callable[[RequestDemand, Candidates, Column, CostSettings], Column]] = {
+    "blocks": _block_totals,
+    "latency": _latency_totals,
+}
+"""The column twin of each of `cost.COSTS`."""
 
 
 def _missing(demand: RequestDemand, of: Candidates) -> Any:
