@@ -37,6 +37,7 @@ def restored(decision: Decision) -> Decision:
 def packed(decision: Decision) -> str:
     """Return all candidates and exclusions of a decision as text that JSON need not escape."""
     rows = list(decision.candidates)
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in Cost.__struct_fields__}
+    names = [name for name in Cost.__struct_fields__ if not rows or getattr(rows[0], name) is not msgspec.UNSET]
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in names}
     columns["excluded"] = [(one.target, one.reason) for one in decision.excluded]
     return base64.b85encode(zlib.compress(_encode(columns))).decode()  # its alphabet needs no escapes in JSON

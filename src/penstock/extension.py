@@ -1,0 +1,151 @@
+"""Extensions: what installed packages add to the server at named seams, by entry points, read when first needed.
+
+A package declares one in its ``pyproject.toml``, and the companions of this server do the same:
+
+    [project.entry-points."penstock.extensions"]
+    acme = "acme_penstock.extension:EXTENSION"
+
+    EXTENSION = Extension(name="acme", entries={"scorer": {"by-rack": "acme_penstock.by_rack:ByRack"}})
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, get_args
+
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.settings import Settings
+
+GROUP = "penstock.extensions"
+OWN = "penstock"
+"""Distribution whose extensions come first: no other can take the place of what it offers."""
+
+Seam = Literal[
+    "store",
+    "plane",
+    "engine dialect",
+    "child",
+    "connector",
+    "source",
+    "policy",
+    "predictor",
+    "scorer",
+    "filter",
+    "route",
+    "answer filter",
+    "request end",
+    "telemetry",
+    "command",
+    "doctor check",
+    "trace format",
+]
+"""Where an extension may add something; ``child`` is a process beside an engine."""
+SEAMS = get_args(Seam)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What one package adds.
+
+    Args:
+        name: of the extension, one word.
+        settings: its group in the tree of settings, ``extensions.NAME``; None has no settings.
+        checks: functions of those settings that yield (path below the group, message, hint) for each contradiction.
+        entries: seam -> name -> what is offered: ``module:attribute``, imported when it is used, or the object itself.
+    """
+
+    name: str
+    settings: type[Settings] | None = None
+    checks: tuple[Any, ...] = ()
+    entries: Mapping[Seam, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The extensions of this environment by name, and why others can't be used."""
+
+    extensions: Mapping[str, Extension]
+    faults: Mapping[str, str]
+
+
+@cache
+def installed() -> Installed:
+    """Return the extensions of this environment; the first call reads the entry points of all packages."""
+    extensions: dict[str, Extension] = {}
+    faults: dict[str, str] = {}
+    points = sorted(entry_points(group=GROUP), key=lambda point: (_distribution(point) != OWN, point.name))
+    for point in points:
+        try:
+            extension = point.load()
+        except Exception as error:  # noqa: BLE001 - others' code: the server goes on without it and says so
+            faults[point.name] = f"{point.value} can't be imported: {type(error).__name__}: {error}"
+            continue
+        fault = _fault(extension, extensions)
+        if fault is None:
+            extensions[extension.name] = extension
+        else:
+            faults[point.name] = fault
+    return Installed(extensions, faults)
+
+
+def names(seam: Seam) -> list[str]:
+    """Return the names of everything that extensions offer at a seam, in alphabetical order."""
+    return sorted(name for each in installed().extensions.values() for name in each.entries.get(seam, ()))
+
+
+def entry(seam: Seam, name: str, setting: str = "") -> Any:
+    """Return what an extension offers at a seam under a name.
+
+    Args:
+        setting: that asks for it, for the error.
+    Raises:
+        ConfigError: no extension offers it, or it can't be imported.
+    """
+    for extension in installed().extensions.values():
+        offer = extension.entries.get(seam, {}).get(name)
+        if offer is not None:
+            return _loaded(offer, extension, f"{setting}: " if setting else "")
+    absent = "".join(f"; {extension} is left out: {why}" for extension, why in sorted(installed().faults.items()))
+    known = ", ".join(names(seam)) or "none"
+    raise ConfigError(
+        f"{f'{setting}: ' if setting else ''}no installed extension has the {seam} {name!r}",
+        hint=f"known: {known}{absent}",
+    )
+
+
+def offers(seam: Seam, name: str) -> bool:
+    """Return whether an extension offers something at a seam under a name."""
+    return any(name in each.entries.get(seam, ()) for each in installed().extensions.values())
+
+
+def _loaded(offer: Any, extension: Extension, before: str) -> Any:
+    if not isinstance(offer, str):
+        return offer
+    module, _, attribute = offer.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = f"is all that the extension {extension.name} needs installed?"
+        raise ConfigError(f"{before}{offer} can't be imported: {error}", hint=hint) from error
+
+
+def _fault(extension: Any, others: Mapping[str, Extension]) -> str | None:
+    """Return what is wrong with an extension; None where nothing is."""
+    if not isinstance(extension, Extension):
+        return f"it is a {type(extension).__name__}, not a penstock.extension.Extension"
+    if extension.name in others:
+        return f"another extension is called {extension.name}"
+    for seam, offered in extension.entries.items():
+        if seam not in SEAMS:
+            return f"it has entries for {seam!r}, which is not one of {', '.join(SEAMS)}"
+        for name in offered:
+            for other in others.values():
+                if name in other.entries.get(seam, ()):
+                    return f"its {seam} {name} has the name of one of {other.name}"
+    return None
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "" if point.dist is None else point.dist.name
