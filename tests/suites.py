@@ -129,7 +129,15 @@ SUITES = (
             *sources("page", "picker", "profiler", "report", "runtime", "testing", "transfer"),
             *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", ".ci"),
             *(".gitignore", "bench", "docs", "examples"),
-            *("tests/environments.py", "tests/house.py", "tests/nightly.py", "tests/run.py", "tests/suites.py"),
+            *(
+                "tests/environments.py",
+                "tests/house.py",
+                "tests/companions.json",
+                "tests/import_contracts.py",
+                "tests/nightly.py",
+                "tests/run.py",
+                "tests/suites.py",
+            ),
         ),
         ring="test",
         workers=4,  # a third of their time is waiting

@@ -39,7 +39,11 @@ Seam = Literal[
     "telemetry",
     "command",
     "doctor check",
+    "engine check",
+    "listener",
+    "key verifier",
     "trace format",
+    "prompt form",
 ]
 """Where an extension may add something; ``child`` is a process beside an engine."""
 SEAMS = get_args(Seam)
@@ -95,24 +99,28 @@ def names(seam: Seam) -> list[str]:
     return sorted(name for each in installed().extensions.values() for name in each.entries.get(seam, ()))
 
 
-def entry(seam: Seam, name: str, setting: str = "") -> Any:
+def entry(seam: Seam, name: str, setting: str = "", *, install: str | None = None) -> Any:
     """Return what an extension offers at a seam under a name.
 
     Args:
         setting: that asks for it, for the error.
+        install: what to install where a package is missing that it needs.
     Raises:
         ConfigError: no extension offers it, or it can't be imported.
     """
     for extension in installed().extensions.values():
         offer = extension.entries.get(seam, {}).get(name)
         if offer is not None:
-            return _loaded(offer, extension, f"{setting}: " if setting else "")
-    absent = "".join(f"; {extension} is left out: {why}" for extension, why in sorted(installed().faults.items()))
-    known = ", ".join(names(seam)) or "none"
-    raise ConfigError(
-        f"{f'{setting}: ' if setting else ''}no installed extension has the {seam} {name!r}",
-        hint=f"known: {known}{absent}",
-    )
+            return _loaded(offer, extension, setting, install)
+    before = f"{setting}: " if setting else ""
+    raise ConfigError(f"{before}no installed extension has the {seam} {name!r}", hint=known(seam))
+
+
+def known(*seams: Seam) -> str:
+    """Return a hint with what is offered at some seams, and which extensions can't be used."""
+    offered = sorted({name for seam in seams for name in names(seam)})
+    absent = "".join(f"; {name} is left out: {why}" for name, why in sorted(installed().faults.items()))
+    return f"known: {', '.join(offered) or 'none'}{absent}"
 
 
 def offers(seam: Seam, name: str) -> bool:
@@ -120,14 +128,17 @@ def offers(seam: Seam, name: str) -> bool:
     return any(name in each.entries.get(seam, ()) for each in installed().extensions.values())
 
 
-def _loaded(offer: Any, extension: Extension, before: str) -> Any:
+def _loaded(offer: Any, extension: Extension, setting: str, install: str | None) -> Any:
     if not isinstance(offer, str):
         return offer
     module, _, attribute = offer.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
+        if install is not None:
+            raise ConfigError(f"{setting} needs a package: {error}", hint=install) from error
         hint = f"is all that the extension {extension.name} needs installed?"
+        before = f"{setting}: " if setting else ""
         raise ConfigError(f"{before}{offer} can't be imported: {error}", hint=hint) from error
 
 

@@ -18,6 +18,10 @@ from penstock.testing.installed_extensions import extension_installed, project_i
 ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+ARROWS_LEFT = 52
+"""Imports of companions by the server that are left: they only become fewer."""
+
 GOOD = Extension(name="good", entries={"scorer": {"one": "penstock.kernel.plurals:counted", "two": "no.such:thing"}})
 TWIN = Extension(name="twin", entries={"scorer": {"one": "x:y"}})
 SAME = Extension(name="good")
@@ -79,3 +83,8 @@ def test_help_and_status_read_no_entry_points() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_server_s_imports_of_companions_only_become_fewer() -> None:
+    (contract,) = [each for each in CONTRACTS if each["type"] == "companions"]
+    assert len(contract["ignore_imports"]) <= ARROWS_LEFT

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config.reading.load import load
 from penstock.extension import Extension
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import packed
+from penstock.kernel.values import plain
 from penstock.router.events import Decision, OperatorNote, PluginLeftOut, Preferences
 from penstock.router.router import Router
 from penstock.router.selection.decision_summary import DecisionSummaries

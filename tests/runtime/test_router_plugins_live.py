@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from penstock.extension import Extension
-from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Wake
+from penstock.kernel.values import plain
 from penstock.report.journal_replay import replay
 from penstock.router.events import Dispatch, OperatorNote, PluginLeftOut
 from penstock.router.journal import router_book

@@ -7,5 +7,6 @@ EXTENSION = Extension(
     entries={
         "scorer": {"label-cost": "by_label.label_cost:LabelCost"},
         "filter": {"tenant-label": "by_label.tenant_label:TenantLabel"},
+        "route": {"by-label": "by_label.label_route:routes"},
     },
 )

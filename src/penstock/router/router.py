@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
-from penstock.kernel.values import RequestId, Slo, Target
+from penstock.kernel.values import RequestId, Slo, Target, plain
 from penstock.router import events, settings_change
 from penstock.router.adapters import adapter_events
 from penstock.router.kv_index import kv_event_handlers

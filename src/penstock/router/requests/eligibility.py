@@ -53,7 +53,8 @@ def eligible(
     if doubts and pool.plain and not picky and wish.rank is None and not request.tried:
         usual = core.roster.usual(model)
         if usual is not None and isl < usual.isl_max:
-            return _filtered(core, request, pool, stage, Eligible(usual.targets, usual.excluded, False))
+            split = Eligible(usual.targets, usual.excluded, False)
+            return split if core.plugins is None else _filtered(core, request, pool, stage, split)
     for worker, places in core.roster.places.values():
         card = worker.card
         if card.model != model:
@@ -86,7 +87,8 @@ def eligible(
                 targets.append((target, worker))
             else:
                 excluded.append(Excluded(target=target, reason=why))
-    return _filtered(core, request, pool, stage, Eligible(targets, excluded, by_wish and bool(excluded)))
+    split = Eligible(targets, excluded, by_wish and bool(excluded))
+    return split if core.plugins is None else _filtered(core, request, pool, stage, split)
 
 
 def _filtered(core: RouterState, request: RoutedRequest, pool: ModelPool, stage: Role, split: Eligible) -> Eligible:

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.block_runs import plain
-from penstock.kernel.values import Target
+from penstock.kernel.values import Target, plain
 from penstock.router.events import Cost, Decision, Excluded
 
 _TABLE, _NO_TABLE = b'"table":"', b'"table":""'

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import extension
+from penstock.extension import Seam
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import RequestId, Role, Target, WorkerCard
@@ -213,11 +214,6 @@ class RouterPlugins:
         self.filters.pop(name, None)
 
 
-def known_plugins() -> list[str]:
-    """Return the names of the scorers and filters of all installed extensions."""
-    return sorted({*extension.names("scorer"), *extension.names("filter")})
-
-
 def plugin_of(name: str, settings: RouterPluginSettings) -> Any:
     """Return the scorer or filter that an installed extension has under a name, made with its options.
 
@@ -225,13 +221,12 @@ def plugin_of(name: str, settings: RouterPluginSettings) -> Any:
         ConfigError: there is none, or it does not take its options.
     """
     where = f"router.plugins.{name}"
-    if extension.offers("scorer", name):
-        make = extension.entry("scorer", name, where)
-    elif extension.offers("filter", name) or not known_plugins():
-        make = extension.entry("filter", name, where)
-    else:
-        known = ", ".join(known_plugins())
-        raise ConfigError(f"{where}: no installed extension has a scorer or filter {name!r}", hint=f"known: {known}")
+    seam: Seam = "scorer" if extension.offers("scorer", name) else "filter"
+    if not extension.offers(seam, name):
+        raise ConfigError(
+            f"{where}: no installed extension has a scorer or filter {name!r}", hint=extension.known("scorer", "filter")
+        )
+    make = extension.entry(seam, name, where)
     try:
         plugin = make(**{option: _value(text) for option, text in settings.options.items()})
     except ConfigError:

@@ -13,7 +13,7 @@ from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, RequestShape, Role, WorkerCard
-from penstock.planner.forecast.warm_up import TraceInterval
+from penstock.planner.forecast.trace_interval import TraceInterval
 from penstock.planner.performance.speed_sources import KnownSpeeds, SourceName
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.traffic.formats.trace_format import reader
