@@ -125,7 +125,10 @@ SUITES = (
         "shell",
         below("tests", *SHELL),
         subject=(
-            *sources("__init__.py", "__main__.py", "py.typed", "adapters", "cli", "config", "frontend", "inside"),
+            *sources(
+                "__init__.py", "__main__.py", "extension.py", "py.typed", "adapters", "cli", "companions", "config"
+            ),
+            *sources("frontend", "inside"),
             *sources("page", "picker", "profiler", "report", "runtime", "testing", "transfer"),
             *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", ".ci"),
             *(".gitignore", "bench", "docs", "examples"),
