@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-ARROWS_LEFT = 52
+ARROWS_LEFT = 47
 """Imports of companions by the server that are left: they only become fewer."""
 
 GOOD = Extension(name="good", entries={"scorer": {"one": "penstock.kernel.plurals:counted", "two": "no.such:thing"}})

@@ -12,7 +12,10 @@ EXTENSION = Extension(
         "answer filter": {"audit": "penstock.frontend.audit.audit_log:open_log"},
         "request end": {"shadows": "penstock.frontend.shadows.shadow_desk:ShadowDesk"},
         "key verifier": {"jwt": "penstock.frontend.tenants.jwt_verifier:verifier_of"},
-        "listener": {"open-inference": "penstock.frontend.open_inference.inference_listener:InferenceListener"},
+        "listener": {
+            "open-inference": "penstock.frontend.open_inference.inference_listener:InferenceListener",
+            "planner plugins": "penstock.adapters.plugins.plugin_host:PluginHost",
+        },
         "telemetry": {"otlp": "penstock.adapters.telemetry.otel_tracer:OtelTracer"},
     },
 )
