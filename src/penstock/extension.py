@@ -118,6 +118,8 @@ def entry(seam: Seam, name: str, setting: str = "", *, install: str | None = Non
 
 def known(*seams: Seam) -> str:
     """Return a hint with what is offered at some seams, and which extensions can't be used."""
+    if not installed().extensions and not installed().faults:
+        return "none is installed, not even Penstock's own: install it with pip"
     offered = sorted({name for seam in seams for name in names(seam)})
     absent = "".join(f"; {name} is left out: {why}" for name, why in sorted(installed().faults.items()))
     return f"known: {', '.join(offered) or 'none'}{absent}"
