@@ -5,7 +5,6 @@ a candidate does not depend on which others there are. So a simulation and a rep
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -53,13 +52,16 @@ class PluginCandidates:
         self, targets: Sequence[Target], cards: Sequence[WorkerCard], loads: Callable[[], Sequence[Ints]]
     ) -> None:
         self.targets, self.cards, self._read_loads = targets, cards, loads
+        self._known: list[Ints] = []
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    @cached_property
+    @property
     def _loads(self) -> list[Ints]:
-        return [_read_only(np.asarray(column, dtype=np.int64)) for column in self._read_loads()]
+        if not self._known:
+            self._known = [_read_only(np.asarray(column, dtype=np.int64)) for column in self._read_loads()]
+        return self._known
 
     @property
     def prefill_tokens(self) -> Ints:
