@@ -126,11 +126,22 @@ SUITES = (
         "shell",
         below("tests", *SHELL),
         subject=(
-            *sources("__init__.py", "__main__.py", "py.typed", "adapters", "cli", "config", "frontend", "inside"),
+            *sources(
+                "__init__.py", "__main__.py", "extension.py", "py.typed", "adapters", "cli", "companions", "config"
+            ),
+            *sources("frontend", "inside"),
             *sources("page", "picker", "profiler", "report", "runtime", "testing", "transfer"),
             *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", ".ci"),
             *(".gitignore", "bench", "docs", "examples"),
-            *("tests/environments.py", "tests/house.py", "tests/nightly.py", "tests/run.py", "tests/suites.py"),
+            *(
+                "tests/environments.py",
+                "tests/house.py",
+                "tests/companions.json",
+                "tests/import_contracts.py",
+                "tests/nightly.py",
+                "tests/run.py",
+                "tests/suites.py",
+            ),
         ),
         ring="test",
         workers=4,  # a third of their time is waiting

@@ -19,15 +19,17 @@ from penstock.config.reading.load import load
 from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.engine.settings import TierLinks
+from penstock.extension import Extension
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
+from penstock.testing.installed_extensions import extension_installed
 
 KNOBS = derive(ClusterSettings)
-KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54 + 13 + 3 + 5 + 2 + 1
+KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54 + 13 + 3 + 5 + 2 + 1 + 2
 """The last: 14 of Kubernetes and the pickers, 54 of adapters, names, tenants, media, starts, gRPC and agents, 13 of
 health checks, waiting for servers, late system messages, engines behind keys or TLS and CORS, 3 of what clients may not
 steer, 5 of Dynamo's planners, 2 of the roofline and of what a request takes beside its passes, 1 of which
-decisions are written down whole."""
+decisions are written down whole, 2 of plug-ins of the router."""
 """Settings of a whole cluster, and of the tiers that came since: what nobody turns is a constant with its reason."""
 SCHEMA = json_schema()
 PAGE = configuration_page()
@@ -107,7 +109,22 @@ def with_entry(knob, path, folder):
     return file
 
 
+class AnyScorer:
+    """A plug-in of the router for the entry main of router.plugins."""
+
+    def __init__(self, **options):
+        self.score = None
+
+
+PLUGINS = Extension(name="any", entries={"scorer": {"main": AnyScorer}})
+
+
 def test_every_knob_is_set_by_flag_and_environment(tmp_path):
+    with extension_installed(tmp_path, "any", "tests.config.test_derive:PLUGINS"):
+        set_every_knob(tmp_path)
+
+
+def set_every_knob(tmp_path):
     faults = []
     for knob in [knob for knob in KNOBS if not knob.is_mapping]:
         path, value = concrete(knob), text(knob)

@@ -18,10 +18,10 @@ from penstock.engine.events import (
     SubmitRequest,
 )
 from penstock.engine.settings import SimSettings, TransferSettings
-from penstock.kernel.block_runs import chain_of, plain
+from penstock.kernel.block_runs import chain_of
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import MILLISECOND, SECOND, Event, Wake, Woken, nanos
-from penstock.kernel.values import Prompt
+from penstock.kernel.values import Prompt, plain
 from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.test_engine import SMALL, only

@@ -11,10 +11,11 @@ from aiohttp import web
 
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
-from penstock.frontend.app import batch_desk
+from penstock.frontend.app import routed_handlers
 from penstock.frontend.batches import batch_input, batch_runner, file_routes
 from penstock.frontend.batches.batch_answers import LineResponse, LineResult
 from penstock.frontend.batches.batch_claim import BatchClaim
+from penstock.frontend.batches.batch_extension import batch_desk
 from penstock.frontend.batches.batch_folder import BatchFolder
 from tests.frontend.stand import answer_well, eventually, stand
 
@@ -293,7 +294,7 @@ def test_results_of_two_runs_become_one(tmp_path):
 
 async def test_batches_use_the_folder_of_the_run(tmp_path):
     async with stand() as s:
-        assert batch_desk(s.service) is None
+        assert batch_desk(s.service, routed_handlers(s.service)) is None
         s.service.run = str(tmp_path)
-        desk = batch_desk(s.service)
+        desk = batch_desk(s.service, routed_handlers(s.service))
         assert desk is not None and desk.folder.new_upload().is_relative_to(tmp_path / "batches")

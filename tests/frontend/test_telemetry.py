@@ -23,6 +23,7 @@ from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS, 
 from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge
+from penstock.adapters.telemetry.request_span import NoTracer
 from penstock.frontend import logs
 from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
@@ -170,7 +171,7 @@ def test_lines_are_written_together_but_warnings_at_once(root: None) -> None:
 
 
 def test_no_endpoint_no_library() -> None:
-    tracer = OtelTracer(None)
+    tracer = NoTracer()
     span = tracer.start("x", "00-aa-bb-01")
     assert span.traceparent is None
     span.set("a", 1)

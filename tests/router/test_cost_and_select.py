@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.tiers.load_worth import LoadCosts
-from penstock.kernel.values import Prompt, RequestId, Target, WorkerId
+from penstock.kernel.values import Prompt, RequestId, Target, WorkerId, plain
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, HeldBlocks, HistoryIndexer, column_of
 from penstock.router.kv_index.kv_event_stream import KvEventStream

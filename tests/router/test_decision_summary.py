@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.frontend.admin import request_history
 from penstock.frontend.admin.request_history import RequestHistory
-from penstock.kernel.block_runs import plain
 from penstock.kernel.journal_frames import digest_of
 from penstock.kernel.machine import SECOND
-from penstock.kernel.values import Target, WorkerId
+from penstock.kernel.values import Target, WorkerId, plain
 from penstock.router.events import Decision, Dispatch, Excluded, WorkerJoined
 from penstock.router.selection.cost_table import most_cached, place_of, ranked, second_of
 from penstock.router.selection.decision_summary import BYTES_MAX, DecisionSummaries

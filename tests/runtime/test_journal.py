@@ -11,7 +11,7 @@ from penstock.kernel.journal_frames import Frames, frame, packed, read_header, r
 from penstock.report.journal_replay import replay
 from penstock.router import journal as router_journal
 from penstock.router.journal import event_of, router_book, router_of
-from penstock.router.prompt_forms import RUNS
+from penstock.router.kv_index.runs.run_form import RUNS
 from penstock.router.settings import IndexSettings, RouterSettings
 from penstock.runtime.records import journal_writer as module
 from penstock.runtime.records.journal_writer import JournalWriter

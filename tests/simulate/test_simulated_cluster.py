@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from penstock.engine.engine import Engine
 from penstock.engine.events import EngineFinished, SubmitRequest
 from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.simulation import Simulation
-from penstock.kernel.values import Prompt, RequestId, WorkerId
+from penstock.kernel.values import Prompt, RequestId, WorkerId, plain
 from penstock.planner.observation import Observation
 from penstock.planner.planner import Planner
 from penstock.planner.settings import PlannerSettings

@@ -211,11 +211,20 @@ def _decision_text(decision: Decision, width: int) -> str:
     if decision.temperature:
         head += f"; drawn at temperature {decision.temperature:g}"
     values_of = attrgetter(*CANDIDATE_COLUMNS.values())
-    rows = [[f"{' *'[each.target == decision.chosen]} {each.target}", *values_of(each)] for each in candidates]
-    columns = dict(zip(CANDIDATE_COLUMNS, zip(*(row[1:] for row in rows), strict=True), strict=True)) if rows else {}
+    scorers = list(candidates[0].plugins or ()) if candidates else []
+    rows = [
+        [
+            f"{' *'[each.target == decision.chosen]} {each.target}",
+            *values_of(each),
+            *((each.plugins or {}).get(name, 0.0) for name in scorers),
+        ]
+        for each in candidates
+    ]
+    headings = [*CANDIDATE_COLUMNS, *(name.upper() for name in scorers)]
+    columns = dict(zip(headings, zip(*(row[1:] for row in rows), strict=True), strict=True)) if rows else {}
     same = [heading for heading, values in columns.items() if heading != "COST" and len(set(values)) == 1]
     spare = (*same, *(heading for heading in CANDIDATES_SPARE if heading not in same))
-    lines = [wrapped(head, width), fitted_table(("  WORKER", *CANDIDATE_COLUMNS), rows, width, spare)]
+    lines = [wrapped(head, width), fitted_table(("  WORKER", *headings), rows, width, spare)]
     if decision.left_out:
         kept = "only these were written down (router.decisions is the share of requests of which all are)"
         lines.append(wrapped(f"  and {counted(decision.left_out, 'other candidate')}: {kept}", width, hang="    "))

@@ -34,6 +34,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
 from penstock.kernel.values import Pool
 from penstock.planner.limits.contradictions import contradictions, of_pools, of_replicas
+from penstock.router.selection.router_plugins import RouterPlugins
 
 DEFAULT_MODELS = ClusterSettings().models
 LOOPBACK = ("localhost", "::1", "")
@@ -635,6 +636,14 @@ def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
         seen.add(path)
 
 
+def _router_plugins(settings: ClusterSettings) -> Iterator[Complaint]:
+    for name, plugin in settings.router.plugins.items():
+        try:
+            RouterPlugins({name: plugin}, lambda name, text: None)
+        except ConfigError as error:
+            yield ("router", "plugins", name), error.message.removeprefix(f"router.plugins.{name}: "), error.hint
+
+
 def _block_size(pool: PoolSettings) -> int | None:
     if pool.block_size is not None:
         return pool.block_size
@@ -665,6 +674,7 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _discovery,
     _secret,
     _planner,
+    _router_plugins,
     name_complaints,
     picker_complaints,
 )

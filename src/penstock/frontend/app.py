@@ -1,89 +1,70 @@
 """Applications of a frontend: the public routes and the admin routes, over one shared service."""
 
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from aiohttp import web
 
 from penstock.frontend.admin import metrics_route, page_routes
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES
 from penstock.frontend.admin.frontend_peers import give_kv_blocks
-from penstock.frontend.batches import batch_routes, file_routes
-from penstock.frontend.batches.batch_claim import BatchClaim
-from penstock.frontend.batches.batch_desk import DESK, BatchDesk
-from penstock.frontend.batches.batch_folder import BatchFolder
-from penstock.frontend.batches.batch_runner import BatchRunner
 from penstock.frontend.cors_policy import CorsPolicy
 from penstock.frontend.dialects import messages_routes, responses_routes
 from penstock.frontend.dialects.messages_answer import anthropic_error
 from penstock.frontend.dialects.response_reach import PEER_RESPONSE, PEER_RESPONSES, give_response, take_responses
+from penstock.frontend.extension_routes import FrontendRoutes, add_routes, extension_routes
 from penstock.frontend.http.middleware import for_admins, give_back, mark_response, outermost, with_key
 from penstock.frontend.http.request_context import GATE, expect_continue
 from penstock.frontend.http.request_gate import Handler as Routed
-from penstock.frontend.jobs import engine_files, job_making, job_routes
 from penstock.frontend.openai import completions, models, passthrough, token_routes
 from penstock.frontend.openapi import openapi
-from penstock.frontend.prompt.request_body import (
-    IMAGES,
-    IMAGES_MADE,
-    JOB_PATHS,
-    MESSAGES,
-    MESSAGES_COUNT,
-    RESPONSES,
-    RESPONSES_COUNT,
-    TRANSLATED,
-)
+from penstock.frontend.prompt.request_body import MESSAGES, MESSAGES_COUNT, RESPONSES, RESPONSES_COUNT
 from penstock.frontend.service import SERVICE, Service
 from penstock.runtime.kv_events import peer_blocks
 
-FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"})
-NO_BATCH = FORMS | {*IMAGES_MADE} | {*TRANSLATED, *JOB_PATHS}
-"""Routes that a batch can't use: their bodies are forms, their answers are not JSON, or they have a state."""
+
+def parts_of(service: Service) -> list[FrontendRoutes]:
+    """Return what extensions add to a frontend."""
+    parts: list[FrontendRoutes] = []
+    parts += extension_routes(service, lambda: routed_handlers(service, parts))
+    return parts
 
 
-def routed_handlers(service: Service) -> dict[str, Routed]:
+def routed_handlers(service: Service, parts: Sequence[FrontendRoutes] | None = None) -> dict[str, Routed]:
     """Return the handler of POST for each path whose requests go to engines.
 
     An operator who lists another API's route among the proxied ones has it from the engines, as they answer it.
+
+    Args:
+        parts: of extensions; None asks them.
     """
     service.gate.shapes = {MESSAGES: anthropic_error}
     proxied = service.settings.frontend.proxied_routes
-    own = {**job_making.MAKERS, **token_routes.HANDLERS}
+    parts = parts_of(service) if parts is None else parts
     return {
         RESPONSES: partial(responses_routes.create, service),
         RESPONSES_COUNT: partial(responses_routes.count_tokens, service),
         MESSAGES: partial(messages_routes.messages, service),
         MESSAGES_COUNT: partial(messages_routes.count_tokens, service),
         **dict.fromkeys(proxied, partial(passthrough.proxied, service)),
-        **{path: partial(handler, service) for path, handler in own.items() if path in (*JOB_PATHS, *proxied)},
+        **{path: partial(handler, service) for path, handler in token_routes.HANDLERS.items() if path in proxied},
+        **{path: handler for part in parts for path, handler in part.posts.items()},
         "/v1/chat/completions": partial(completions.complete, "chat_completions", service),
         "/v1/completions": partial(completions.complete, "completions", service),
     }
 
 
-def batch_desk(service: Service) -> BatchDesk | None:
-    """Return where this process takes files and batches; None where there is no folder for them."""
-    name = service.settings.frontend.batch_folder or (f"{service.run}/batches" if service.run else None)
-    if name is None:
-        return None
-    handlers = routed_handlers(service)
-    store, ttl = service.cluster.store, service.settings.discovery.ttl
-    claim = None if store is None else BatchClaim(store, service.cluster.name, ttl)
-    folder = BatchFolder(Path(name).expanduser())
-    endpoints = frozenset(handlers) - NO_BATCH
-    return BatchDesk(folder, BatchRunner(service, folder, handlers, claim), endpoints, engine_files.send_to_engine)
-
-
-def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = None) -> web.Application:
+def public_app(service: Service, *, with_admin: bool, parts: Sequence[FrontendRoutes] | None = None) -> web.Application:
     """Make the public application: every route but those of `routed_handlers`.
 
     Args:
         with_admin: serve the admin routes here as well; false where they have a port of their own.
-        desk: takes files and batches; None serves none.
+        parts: of extensions, which are set up to serve; None asks them for their routes alone.
     """
     app = _bare(service)
-    if desk is not None:
-        app[DESK] = desk
+    for part in parts or ():
+        if part.setup is not None:
+            part.setup(app)
     app.on_response_prepare.append(give_back)
     frontend, closed = service.settings.frontend, frozenset(route.path for route in ADMIN_ROUTES)
     if origins := frontend.security.cors_origins:
@@ -96,22 +77,13 @@ def public_app(service: Service, *, with_admin: bool, desk: BatchDesk | None = N
     app.router.add_delete(one_response, with_key(responses_routes.delete))
     get(one_response + "/input_items", with_key(responses_routes.input_items))
     app.router.add_post(one_response + "/cancel", with_key(responses_routes.cancel))
-    get("/v1/batches", with_key(batch_routes.list_batches))
-    get("/v1/batches/{batch}", with_key(batch_routes.one_batch))
-    post = app.router.add_post
-    post("/v1/files", with_key(file_routes.upload), expect_handler=expect_continue)
-    post("/v1/batches", with_key(batch_routes.create))
-    post("/v1/batches/{batch}/cancel", with_key(batch_routes.cancel))
-    for method, path, handler in (*job_routes.ROUTES, *engine_files.ROUTES):
-        if path.startswith(f"{IMAGES}/"):
-            path = path.replace("{job}", _id("job", "edits", "generations", "variations"))
-        app.router.add_route(method, path, with_key(handler))
     get("/health", models.health)
     get("/live", models.live)
     get("/metrics", metrics_route.metrics)
     get("/openapi.json", openapi.description)
     if with_admin:
         _add_admin(app)
+    add_routes(app, parts_of(service) if parts is None else parts)
     for path in ("/v1/{rest:.*}", *frontend.proxied_routes):
         app.router.add_route("*", path, with_key(passthrough.not_allowed), expect_handler=expect_continue)
     return app

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping
 
-from penstock.adapters.telemetry.otel_tracer import Attribute, OtelSpan
+from penstock.adapters.telemetry.request_span import Attribute, RequestSpan
 from penstock.router.events import Closed, Decision, Dispatch
 from penstock.router.requests.stage_graph import FINAL
 from penstock.router.selection.cost_table import place_of, second_of
 
 
-def placed(span: OtelSpan, dispatch: Dispatch) -> None:
+def placed(span: RequestSpan, dispatch: Dispatch) -> None:
     """Note an attempt, and its decision as the span's own until another one follows."""
     attributes = _attributes(dispatch.decision)
     stage = {"penstock.attempt": dispatch.attempt, "penstock.stage": dispatch.stage}
@@ -17,7 +17,7 @@ def placed(span: OtelSpan, dispatch: Dispatch) -> None:
     _set(span, attributes)
 
 
-def ended(span: OtelSpan, closed: Closed, speaker: Dispatch | None) -> None:
+def ended(span: RequestSpan, closed: Closed, speaker: Dispatch | None) -> None:
     """End the span of a request; ``speaker``: the attempt that answered it, whose decision is the span's in the end."""
     now = time.time_ns()
     for leg in closed.legs:
@@ -44,7 +44,7 @@ def ended(span: OtelSpan, closed: Closed, speaker: Dispatch | None) -> None:
     span.end(None if closed.outcome == "ok" else closed.reason)
 
 
-def _set(span: OtelSpan, attributes: Mapping[str, Attribute]) -> None:
+def _set(span: RequestSpan, attributes: Mapping[str, Attribute]) -> None:
     for name, value in attributes.items():
         span.set(name, value)
 

@@ -12,24 +12,25 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import uvloop
 
+from penstock import extension
 from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.process_life import allow_files, report_ready, stop_event
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
-from penstock.adapters.telemetry.otel_tracer import OtelTracer
+from penstock.adapters.telemetry.request_span import NoTracer, Tracer
 from penstock.config.reading.load import load_resolved
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.frontend.admin.metrics_route import csv_row
+from penstock.frontend.answer_filters import RequestAudit
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.dialects.response_reach import hand_over
 from penstock.frontend.http_server import HttpServer
 from penstock.frontend.live_settings import tune
 from penstock.frontend.node_cluster import NodeCluster
-from penstock.frontend.open_inference.inference_listener import InferenceListener
 from penstock.frontend.prompt.model_catalog import load_tokenizers
 from penstock.frontend.record_writer import BackgroundWriter, keep_writing
 from penstock.frontend.service import Service
@@ -41,9 +42,6 @@ from penstock.runtime.records.change_log import FILE as changes_file
 from penstock.runtime.records.pod_run_folder import run_folder_in_pod
 from penstock.runtime.records.run_folder import Cap, CsvRows, RunFolder
 from penstock.runtime.supervision.frontend_processes import RETIRE
-
-if TYPE_CHECKING:
-    from penstock.frontend.audit.audit_log import AuditLog
 
 log = logging.getLogger("penstock.frontend")
 
@@ -104,6 +102,18 @@ def main(argv: Sequence[str] | None = None, beside: Callable[[Service], Listener
     return 0
 
 
+def _tracer(endpoint: str | None) -> Tracer:
+    """Return what makes spans of requests, where a collector takes them.
+
+    Raises:
+        ConfigError: what sends them is not installed.
+    """
+    if endpoint is None:
+        return NoTracer()
+    tracer: Tracer = extension.entry("telemetry", "otlp", "frontend.otlp_endpoint")(endpoint)
+    return tracer
+
+
 def _inherited(descriptors: str) -> list[socket.socket]:
     return [socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",") if descriptor]
 
@@ -136,7 +146,7 @@ async def _serve(
         access=node.accesses.at,
         tokenizers=tokenizers,
         metrics=FrontendMetrics(node.name, settings.router.migration.limit),
-        tracer=OtelTracer(settings.frontend.otlp_endpoint),
+        tracer=_tracer(settings.frontend.otlp_endpoint),
         records=requests,
         decisions=decisions,
         changes=changes,
@@ -170,7 +180,7 @@ async def _serve(
     server = HttpServer(service, sockets, admin_sockets)
     listeners: list[Listener] = [] if beside is None else [beside(service)]
     if settings.frontend.grpc_port is not None:
-        listeners.append(InferenceListener(service))
+        listeners.append(extension.entry("listener", "open-inference", "frontend.grpc_port")(service))
     files: list[BackgroundWriter] = [requests, decisions, shadows, copies, changes]
     files += [each for each in (node.journal, audit) if each is not None]
     entering = keep_writing(enter, [*files, lines], rows, row)
@@ -220,7 +230,7 @@ async def _serve(
             await asyncio.to_thread(audit.close)
 
 
-def open_audit(settings: ClusterSettings, process: str) -> "AuditLog | None":
+def open_audit(settings: ClusterSettings, process: str) -> RequestAudit | None:
     """Return the log of prompts and answers, where the settings want one.
 
     Raises:
@@ -228,12 +238,9 @@ def open_audit(settings: ClusterSettings, process: str) -> "AuditLog | None":
     """
     if settings.audit.folder is None or settings.audit.key_file is None:
         return None
-    try:
-        from penstock.frontend.audit.audit_frames import read_key
-        from penstock.frontend.audit.audit_log import AuditLog
-    except ImportError as error:
-        raise ConfigError(f"audit needs a package: {error}", hint="pip install 'penstock[audit]'") from error
-    return AuditLog(settings.audit, process, read_key(Path(settings.audit.key_file).expanduser()))
+    open_log = extension.entry("answer filter", "audit", "audit", install="pip install 'penstock[audit]'")
+    audit: RequestAudit | None = open_log(settings, process)
+    return audit
 
 
 async def first_of(*events: asyncio.Event) -> None:

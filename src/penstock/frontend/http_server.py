@@ -14,7 +14,8 @@ from aiohttp import web
 from penstock.adapters.listen_address import bind
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.app import admin_app, batch_desk, peers_app, public_app, routed_handlers
+from penstock.frontend.app import admin_app, parts_of, peers_app, public_app, routed_handlers
+from penstock.frontend.extension_routes import FrontendRoutes
 from penstock.frontend.http.api_keys import check_binding
 from penstock.frontend.http.http1_listener import Http1Listener
 from penstock.frontend.http.http1_server import ListenerState
@@ -59,7 +60,9 @@ class HttpServer:
         self._sites: list[web.SockSite] = []
         self._listener: Http1Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._batches: asyncio.Task[None] | None = None
+        self._parts: Sequence[FrontendRoutes] = ()
+        self._beside: list[asyncio.Task[None]] = []
+        """What extensions run as long as this process takes new requests."""
 
     async def start(self) -> None:
         """Listen. The URLs are set when this returns.
@@ -71,8 +74,8 @@ class HttpServer:
         check_binding(frontend.host, self.service.gate.keys.needed, frontend.security.insecure)
         tls = tls_context(frontend)
         await self.service.budgets.sync()
-        desk = batch_desk(self.service)
-        public = public_app(self.service, with_admin=frontend.admin_port is None, desk=desk)
+        self._parts = parts_of(self.service)
+        public = public_app(self.service, with_admin=frontend.admin_port is None, parts=self._parts)
         sockets = self._given or bound_sockets(frontend.host, frontend.port, shared=frontend.processes > 1)
         # In pods the others have other addresses; whoever reaches it signs, or has an admin key.
         peers = self.service.settings.discovery.host if POD_ENV in os.environ else "127.0.0.1"
@@ -88,13 +91,14 @@ class HttpServer:
         self._tasks.append(asyncio.create_task(self.service.watch_attempts(), name="watch"))
         self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
         self._tasks.append(asyncio.create_task(self.service.keep_budgets(), name="budgets"))
-        if desk is not None:
-            self._batches = asyncio.create_task(desk.runner.run(), name="batches")
+        self._beside = [
+            asyncio.create_task(part.run(), name="extension") for part in self._parts if part.run is not None
+        ]
 
     async def drain(self, timeout: float) -> bool:
         """Take no new requests and let running ones finish; return whether all did within ``timeout`` seconds."""
         self.service.gate.draining = True
-        await self._stop_batches()
+        await self._stop_beside()
         # Load balancers that still hold a connection get 503; new connections are refused.
         if self._listener is not None:
             self._listener.drain()
@@ -115,7 +119,7 @@ class HttpServer:
         Returns: whether all requests finished within ``timeout`` seconds.
         """
         self.service.gate.retiring = True
-        await self._stop_batches()
+        await self._stop_beside()
         spares = [bound.dup() for bound in self._public]
         await self._stop_accepting()
         await self._accept_rest(spares)
@@ -156,12 +160,9 @@ class HttpServer:
         count = len(self._listener.connections) if self._listener is not None else 0
         return count + sum(len(runner.server.connections) for runner in self._runners if runner.server is not None)
 
-    async def _stop_batches(self) -> None:
-        """Leave batches to another process: what is at engines is sent again there."""
-        if self._batches is not None:
-            self._batches.cancel()
-            await asyncio.gather(self._batches, return_exceptions=True)
-            self._batches = None
+    async def _stop_beside(self) -> None:
+        """Leave batches and the like to another process: what is at engines is sent again there."""
+        await cancel_all(self._beside)
 
     async def _stop_accepting(self) -> None:
         if self._listener is not None:
@@ -172,7 +173,7 @@ class HttpServer:
 
     async def close(self) -> None:
         """Cut the remaining connections and release everything."""
-        await self._stop_batches()
+        await self._stop_beside()
         await cancel_all(self._tasks)
         await self.service.budgets.sync()
         if self._listener is not None:
@@ -196,7 +197,7 @@ class HttpServer:
         runner = await self._runner(app)
         assert runner.server is not None
         loop = asyncio.get_running_loop()
-        state = ListenerState(self.service.gate, routed_handlers(self.service), runner.server, loop)
+        state = ListenerState(self.service.gate, routed_handlers(self.service, self._parts), runner.server, loop)
         self._listener = Http1Listener(state)
         await self._listener.start(sockets, tls=tls, backlog=BACKLOG)
         return url_of(sockets[0], tls)

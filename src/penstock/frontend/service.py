@@ -9,18 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from penstock import extension
 from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.seams import Store
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
-from penstock.adapters.telemetry.otel_tracer import OtelTracer
+from penstock.adapters.telemetry.request_span import NoTracer, Tracer
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.request_history import RequestHistory
 from penstock.frontend.admin.timeline_store import TimelineStore
+from penstock.frontend.answer_filters import EngineFiles, KeyVerifier, RequestAudit, RequestCopies
 from penstock.frontend.cluster_view import ClusterView, TicketDesk
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
@@ -31,7 +32,6 @@ from penstock.frontend.http.api_keys import is_loopback
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
-from penstock.frontend.jobs.engine_jobs import EngineJobs
 from penstock.frontend.media.media_fetcher import MediaFetcher
 from penstock.frontend.program_ledger import ProgramLedger
 from penstock.frontend.prompt.model_catalog import ModelCatalog, ResolvedModel
@@ -43,20 +43,14 @@ from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore
-from penstock.frontend.shadows.shadow_desk import ShadowDesk
 from penstock.frontend.shared_responses import SharedResponses
 from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
-from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Effect, Nanos, seconds
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Closed, Dispatch, Release
 from penstock.runtime.planning.frontend_counts import FrontendCounts
-
-if TYPE_CHECKING:
-    from penstock.frontend.audit.audit_log import AuditLog
-    from penstock.frontend.tenants.jwt_verifier import JwtVerifier
 
 PROMPTS_WAITING_MAX = 1024
 """Most prompts that wait for a thread that tokenises; the next is refused with 503."""
@@ -73,7 +67,7 @@ class Service:
     tokenizers: dict[str, PromptTokenizer | None]
     """Tokenizer of every configured model; None where its text is hashed."""
     metrics: FrontendMetrics
-    tracer: OtelTracer = field(default_factory=lambda: OtelTracer(None))
+    tracer: Tracer = field(default_factory=NoTracer)
     records: RecordSink = field(default_factory=DiscardingSink)
     decisions: RecordSink = field(default_factory=DiscardingSink)
     shadow_records: RecordSink = field(default_factory=DiscardingSink)
@@ -91,7 +85,7 @@ class Service:
     new_id: Callable[[], str] = field(default_factory=lambda: id_factory(random.Random(secrets.randbits(128))))
     budget_store: Store | None = None
     """Keeps the tenants' budgets over restarts."""
-    audit: "AuditLog | None" = None
+    audit: RequestAudit | None = None
     """Log of prompts and answers, where there is one."""
     access: Callable[[str], EngineAccess] = lambda url: OPEN
     """What a server asks of who talks to it, by its URL."""
@@ -170,10 +164,16 @@ class Service:
         shared = SharedResponses(Path(self.run), RESPONSE_BYTES_MAX) if self.run else None
         self.responses = ResponseStore(shared=shared)
         self.programs = ProgramLedger()
-        self.jobs = EngineJobs(lambda: self.cluster.store, self.cluster.cards, self.access)
-        self.shadows = ShadowDesk(self.metrics, self.shadow_records, self.catalog.ready)
+        self.jobs: EngineFiles | None = None
+        """Which engine has which job or file; set by the routes of jobs."""
+        self.shadows: RequestCopies | None = None
+        if extension.offers("request end", "shadows"):
+            make = extension.entry("request end", "shadows")
+            self.shadows = make(self.metrics, self.shadow_records, self.catalog.ready)
         self.named: Counter[tuple[str, str]] = Counter()
         """Requests by a name that is no model's own, and by the model behind it."""
+        self.left_out: dict[str, str] = {}
+        """Routes of extensions that are not served any more, each with the reason."""
         self.open_attempts = OpenAttempts()
         self.handoffs = PrefillStages(self.engines, self.cluster, self.open_attempts, lambda: self.settings)
         self.exchanges = ExchangeContext(
@@ -206,8 +206,16 @@ class Service:
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
         return (
-            [finding.text for finding in self.cluster.status().findings] + self.catalog.notes() + self.renderer.notes()
+            [finding.text for finding in self.cluster.status().findings]
+            + self.catalog.notes()
+            + self.renderer.notes()
+            + [f"{what} is left out: {why}" for what, why in self.extension_faults()]
         )
+
+    def extension_faults(self) -> list[tuple[str, str]]:
+        """Return what of extensions is left out, each with the reason."""
+        faults = [(f"the extension {name}", why) for name, why in extension.installed().faults.items()]
+        return [*faults, *self.left_out.items()]
 
     def _carry_out(self, now: Nanos, effect: Effect) -> None:
         """Do what this process has to do about an effect of the router."""
@@ -243,11 +251,13 @@ class Service:
 
     async def close(self) -> None:
         """Close threads, connections and spans."""
-        await self.shadows.close()
+        if self.shadows is not None:
+            await self.shadows.close()
         if self.verifier is not None:
-            await self.verifier.keys.close()
+            await self.verifier.close()
         await self.responses.close()
-        await self.jobs.close()
+        if self.jobs is not None:
+            await self.jobs.close()
         self.prompts.close()
         await self.exchanges.warming.close()
         await self.handoffs.close()
@@ -256,7 +266,7 @@ class Service:
         await asyncio.to_thread(self.tracer.close)
 
 
-def _verifier(settings: ClusterSettings) -> "JwtVerifier | None":
+def _verifier(settings: ClusterSettings) -> KeyVerifier | None:
     """Return what checks an issuer's tokens, where they are accepted.
 
     Raises:
@@ -265,13 +275,9 @@ def _verifier(settings: ClusterSettings) -> "JwtVerifier | None":
     given = settings.frontend.security.jwt
     if given.issuer is None:
         return None
-    try:
-        from penstock.frontend.tenants.issuer_keys import IssuerKeys
-        from penstock.frontend.tenants.jwt_verifier import JwtVerifier
-    except ImportError as error:
-        hint = "pip install 'penstock[jwt]'"
-        raise ConfigError(f"frontend.security.jwt needs a package: {error}", hint=hint) from error
-    return JwtVerifier(given, settings.tenants, IssuerKeys(given))
+    install = "pip install 'penstock[jwt]'"
+    verifier: KeyVerifier = extension.entry("key verifier", "jwt", "frontend.security.jwt", install=install)(settings)
+    return verifier
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

@@ -157,17 +157,6 @@ def stretches_of(names: Sequence[int]) -> Sequence[Stretch]:
     return found
 
 
-def plain(value: object) -> list[Any]:
-    """Write a sequence that is kept in another form as a list: what `msgspec` asks for a type that it does not know.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"a {type(value).__name__} is not plain data")
-
-
 class Holders:
     """How far each run is held, and by how many holders; each holds a beginning of the run."""
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Snapshot
+from penstock.kernel.values import plain
 
 VERSION = 2
 FRAME_MAX = 1 << 31

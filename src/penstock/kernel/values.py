@@ -513,3 +513,14 @@ class KvCleared(msgspec.Struct, frozen=True, kw_only=True, tag="cleared", tag_fi
 
 
 KvEvent = KvStored | KvRemoved | KvCleared
+
+
+def plain(value: object) -> list[Any]:
+    """Write a sequence that is kept in another form as a list: what `msgspec` asks for a type that it does not know.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} is not plain data")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
-from penstock.adapters.telemetry.otel_tracer import NO_SPAN
+from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend.cluster_view import RequestTicket
 from penstock.frontend.exchange.exchange import status_of
 from penstock.frontend.exchange.sse import SseTap, cached_tokens, output_tokens

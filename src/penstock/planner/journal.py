@@ -13,7 +13,7 @@ from penstock.kernel.machine import Effect, Event, Snapshot, Woken
 from penstock.kernel.values import RequestShape, Role, Slo
 from penstock.planner import events as planning
 from penstock.planner.events import Ticked
-from penstock.planner.forecast.warm_up import TraceInterval
+from penstock.planner.forecast.trace_interval import TraceInterval
 from penstock.planner.performance.speed_sources import KnownSpeeds, Profile
 from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_registry import PlannerPlugin

@@ -87,3 +87,8 @@ class PluginSettings(Settings, frozen=True, kw_only=True):
     ca: Annotated[
         str | None, Knob("File of the certificates that sign plugins'; with cert, who registers must have one as well.")
     ] = None
+
+    @property
+    def outside(self) -> bool:
+        """Whether any plugin may run elsewhere, so that gRPC is needed."""
+        return self.listen is not None or any(entry.endpoint for entry in self.use.values())

@@ -297,6 +297,13 @@ class SettingsChanged(Event, frozen=True, kw_only=True):
     by: str = ""
 
 
+class PluginLeftOut(Event, frozen=True, kw_only=True):
+    """A plug-in of ``router.plugins`` takes too long: go on without it. One that raises is left out without this."""
+
+    name: str
+    reason: str
+
+
 # --- caches ---------------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +414,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What waiting for its LoRA adapter would cost."""
     discount: float = 1.0
     index: Literal["exact", "approximate", "predicted", "none"] = "none"
+    plugins: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """What each scorer of ``router.plugins`` added to the total, its weight included."""
 
 
 class Excluded(msgspec.Struct, frozen=True, kw_only=True, gc=False):

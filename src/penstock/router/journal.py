@@ -12,7 +12,7 @@ from penstock.kernel.journal_frames import Header, MachineBook, Record
 from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
 from penstock.router.events import Arrived, Dispatch, Failed
-from penstock.router.prompt_forms import FORMS, PromptForm
+from penstock.router.prompt_forms import PromptForm, form_of
 from penstock.router.router import HANDLERS, Router
 from penstock.router.settings import RouterSettings
 
@@ -82,7 +82,7 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     if slo is not None:
         snapshot = {**snapshot, "slo": msgspec.to_builtins(slo)}
     started = msgspec.convert(made["settings"], RouterSettings) if settings is None else settings
-    router = Router(started, name=header.machine, shared=made["shared"], form=FORMS[made["form"]])
+    router = Router(started, name=header.machine, shared=made["shared"], form=form_of(made["form"]))
     try:
         router.restore(snapshot)
     except (KeyError, TypeError, InvariantError) as error:

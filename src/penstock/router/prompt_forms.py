@@ -1,17 +1,15 @@
 """`PromptForm`: the form in which prompts come to a router, with the indexes and the load that take it."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from penstock import extension
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Prompt
 from penstock.router.kv_index.approximate_index import ApproximateIndex
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.indexer import EventIndexer, HistoryIndexer
-from penstock.router.kv_index.runs.run_history import RunHistory
-from penstock.router.kv_index.runs.run_index import RunIndex
 from penstock.router.workers.active_sequences import TargetLoad
-from penstock.router.workers.run_load import RunLoad
 
 APPROXIMATE_BLOCKS_MAX = 1 << 20
 """Most blocks that the routing history keeps; it is pruned to 80 %."""
@@ -26,7 +24,7 @@ class PromptForm(NamedTuple):
         load: class of a target's load; its ``chain`` gives a prompt's blocks this form.
     """
 
-    name: Literal["blocks", "runs"]
+    name: str
     exact: Callable[[int], EventIndexer]
     history: Callable[[Nanos], HistoryIndexer]
     load: type[TargetLoad]
@@ -43,11 +41,15 @@ BLOCKS = PromptForm(
     load=TargetLoad,
 )
 """Every block by its chained hash, as live requests and engines name it."""
-RUNS = PromptForm(
-    name="runs",
-    exact=RunIndex,
-    history=lambda ttl: RunHistory(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
-    load=RunLoad,
-)
-"""`penstock.kernel.block_runs.Chain`, as in a simulation: cheaper, and shown by tests to decide the same."""
-FORMS = {form.name: form for form in (BLOCKS, RUNS)}
+
+
+def form_of(name: str) -> PromptForm:
+    """Return a form by its name, as a journal has it.
+
+    Raises:
+        ConfigError: no extension has one of that name.
+    """
+    if name == BLOCKS.name:
+        return BLOCKS
+    form: PromptForm = extension.entry("prompt form", name)
+    return form

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
-from penstock.kernel.values import RequestId, Slo, Target
+from penstock.kernel.values import RequestId, Slo, Target, plain
 from penstock.router import events, settings_change
 from penstock.router.adapters import adapter_events
 from penstock.router.kv_index import kv_event_handlers
@@ -73,6 +72,7 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.AdaptersWanted: adapter_events.wanted,
     events.AdapterDropped: adapter_events.dropped,
     events.SettingsChanged: settings_change.settings_changed,
+    events.PluginLeftOut: settings_change.plugin_left_out,
     Woken: woken,
 }
 
@@ -120,7 +120,9 @@ class Router(RouterState):
 
     def snapshot(self) -> Snapshot:
         state, internal, gauss = self.rng.getstate()
+        left_out = {} if self.plugins is None else {"plugins_left_out": dict(self.plugins.left_out)}
         return {
+            **left_out,
             "version": SNAPSHOT_VERSION,
             "name": self.name,
             "settings": msgspec.to_builtins(self.settings),
@@ -144,6 +146,9 @@ class Router(RouterState):
         self.name = snapshot["name"]
         self.settings = msgspec.convert(snapshot["settings"], RouterSettings)
         self.slo = msgspec.convert(snapshot["slo"], Slo)
+        self.use_plugins(self.settings)
+        if self.plugins is not None:
+            self.plugins.restore(snapshot.get("plugins_left_out", {}))
         self.roster.restore(snapshot["roster"])
         self.pools = {}
         for model, saved in snapshot["pools"].items():

@@ -16,6 +16,7 @@ from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement
 from penstock.router.model_pool import ModelPool
 from penstock.router.prompt_forms import PromptForm
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
+from penstock.router.selection.router_plugins import RouterPlugins
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import Roster
 
@@ -50,6 +51,8 @@ class RouterState:
         self.out: list[Effect] = []
         self.timers: list[tuple[Nanos, Timer, str]] = []
         self.armed: Nanos | None = None
+        self.plugins = RouterPlugins(settings.plugins, self._left_out) if settings.plugins else None
+        """Scorers and filters of others; None where there are none, which costs nothing."""
 
     def make_pool(self, model: str) -> ModelPool:
         """Keep state for a model from now on."""
@@ -63,6 +66,20 @@ class RouterState:
     def note(self, kind: str, text: str, **fields: Any) -> None:
         """Send a note to the operator."""
         self.out.append(OperatorNote(kind=kind, text=text, fields=fields))
+
+    def _left_out(self, name: str, text: str) -> None:
+        self.note("plugin_left_out", text, plugin=name)
+
+    def use_plugins(self, settings: RouterSettings) -> None:
+        """Have the plug-ins that settings name.
+
+        Raises:
+            ConfigError: one of them is not there, or does not take its options.
+        """
+        if self.plugins is not None:
+            self.plugins.use(settings.plugins)
+        elif settings.plugins:
+            self.plugins = RouterPlugins(settings.plugins, self._left_out)
 
     def publish(self, pool: ModelPool, request: RequestId, step: Any, target: Target, **more: Any) -> None:
         """Send a placement to the other routers, where there may be any."""

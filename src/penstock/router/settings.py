@@ -322,6 +322,18 @@ class HandoffSettings(Settings, frozen=True):
     decode: DecodeSettings = DecodeSettings()
 
 
+class RouterPluginSettings(Settings, frozen=True):
+    """A scorer or filter that an installed extension offers."""
+
+    weight: Annotated[
+        float,
+        Knob("What a scorer adds to the cost of each candidate, times this; 0 only asks it. Filters have no weight."),
+    ] = 1.0
+    options: Annotated[
+        dict[str, str], Knob("Named arguments of the plug-in; each text is read as JSON where it is JSON.")
+    ] = {}
+
+
 class RouterSettings(Settings, frozen=True):
     """Which worker gets a request."""
 
@@ -344,6 +356,10 @@ class RouterSettings(Settings, frozen=True):
     migration: MigrationSettings = MigrationSettings()
     hedge: HedgeSettings = HedgeSettings()
     handoff: HandoffSettings = HandoffSettings()
+    plugins: Annotated[
+        dict[str, RouterPluginSettings],
+        Knob("Scorers and filters of installed extensions by name, as entry points of the group penstock.extensions."),
+    ] = {}
     expect_output: Annotated[
         bool,
         Knob(

@@ -50,6 +50,9 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
     def add(level: Level, text: str, hint: str) -> None:
         found.append(StatusFinding(level, text, hint))
 
+    for name, why in () if router.plugins is None else sorted(router.plugins.left_out.items()):
+        hint = "requests are routed without it; change its settings, or restart, once it is mended"
+        add("warning", f"the router's plug-in {name} is left out: {why}", hint)
     for pool in router.pools.values():
         workers = [worker for worker in router.roster if worker.card.model == pool.model]
         usable = [worker for worker in workers if worker.why_not(now, doubts=False) is None]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.adapters.kubernetes.kubernetes_login import open_client
+from penstock import extension
 from penstock.adapters.nats_link import NatsLink, subject_of
 from penstock.adapters.planes.nats_plane import NatsPlane
 from penstock.adapters.planes.zmq_forwarder import ForwardedPlane
@@ -11,7 +11,6 @@ from penstock.adapters.planes.zmq_plane import ZmqPlane
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.etcd_client import EtcdClient, EtcdLogin
 from penstock.adapters.stores.etcd_store import EtcdStore
-from penstock.adapters.stores.kubernetes_store import KubernetesStore
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.adapters.tls import client_context
 from penstock.config.settings.cluster_settings import ClusterSettings
@@ -40,8 +39,9 @@ def open_store(
     discovery = settings.discovery
     if discovery.store == "sqlite":
         return SqliteStore(run / "discovery", secret=secret)
-    if discovery.store == "kubernetes":
-        return KubernetesStore(open_client(discovery.kubernetes), settings.name, secret=secret, revoked=revoked)
+    if discovery.store != "etcd":
+        store: Store = extension.entry("store", discovery.store, "discovery.store")(settings, secret, revoked)
+        return store
     return EtcdStore(
         open_etcd(discovery.etcd),
         prefix=etcd_prefix(settings),

@@ -1,7 +1,8 @@
 """For tests of users and plugins: a world of a router, effects to compare, simulated servers, contract suites.
 
-`penstock.testing.store_contract`, `plane_contract` and `connector_contract` are suites for pytest with pytest-asyncio
-in mode auto; each says which fixture it needs.
+`penstock.testing.store_contract`, `plane_contract`, `connector_contract`, `router_plugin_contract` and `route_contract`
+are suites for pytest with pytest-asyncio in mode auto; each says which fixture it needs. `installed_extensions` has
+extensions without pip.
 """
 
 from penstock.testing.effects import like, none, only

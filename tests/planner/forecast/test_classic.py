@@ -15,10 +15,11 @@ from penstock.planner.forecast.arima import ArimaPredictor
 from penstock.planner.forecast.constant import ConstantPredictor
 from penstock.planner.forecast.kalman import KalmanPredictor
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape, PredictionSeries
+from penstock.planner.forecast.predictor_makers import predictor_of
 from penstock.planner.forecast.prophet import ProphetPredictor
-from penstock.planner.forecast.warm_up import TraceInterval, intervals, warm_up
+from penstock.planner.forecast.trace_interval import TraceInterval
+from penstock.planner.forecast.warm_up import intervals, warm_up
 from penstock.planner.policies import make
-from penstock.planner.policies.policy_inputs import predictor_of
 from penstock.planner.settings import PlannerSettings
 from penstock.planner.settings_classic import ClassicSettings, ForecastSettings
 from tests.depth import deep

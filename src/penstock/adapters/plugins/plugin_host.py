@@ -23,11 +23,6 @@ from penstock.planner.settings_plugins import MESSAGE_MAX, PLUGINS_MAX, PluginSe
 log = logging.getLogger("penstock.planner.plugins")
 
 
-def wants_outside(settings: PluginSettings) -> bool:
-    """Return whether any plugin may run elsewhere, so that a `PluginHost`, and gRPC, is needed."""
-    return settings.listen is not None or any(entry.endpoint for entry in settings.use.values())
-
-
 class PluginHost:
     """External plugins of one planner.
 

@@ -15,6 +15,7 @@ from penstock.adapters.kubernetes.discovery_resources import (
     entry_name,
     read_entry,
 )
+from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.kubernetes.resource_watch import list_all
 from penstock.adapters.seams import StoreChange, StoreUnavailable, changes_between
 from penstock.adapters.stores.entry_codec import EntryCodec, check_entry, check_key
@@ -22,6 +23,7 @@ from penstock.adapters.stores.key_locks import KeyLocks
 from penstock.adapters.stores.kubernetes_leases import KubernetesLeases, OwnLease
 from penstock.adapters.stores.kubernetes_view import KubernetesView, list_leases
 from penstock.adapters.stores.lease_sightings import LeaseSightings
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.secret import ClusterSecret
 
 if TYPE_CHECKING:
@@ -248,3 +250,15 @@ class KubernetesStore:
     def _check(self) -> None:
         if self._closed:
             raise StoreUnavailable(f"the store in {self.root} was closed by this process")
+
+
+def open_kubernetes_store(
+    settings: ClusterSettings, secret: ClusterSecret | None, revoked: Callable[[str], None]
+) -> KubernetesStore:
+    """Return the store of ``discovery.store: kubernetes``; the arguments are those of `KubernetesStore`.
+
+    Raises:
+        ConfigError: there is no login at an API server.
+    """
+    client = open_client(settings.discovery.kubernetes)
+    return KubernetesStore(client, settings.name, secret=secret, revoked=revoked)

@@ -3,10 +3,7 @@
 import asyncio
 import time
 
-from penstock.adapters.kubernetes.discovery_resources import DISCOVERY_LABEL, entry_class
-from penstock.adapters.kubernetes.kubernetes_login import open_client
-from penstock.adapters.kubernetes.resource_watch import list_all
-from penstock.adapters.kubernetes.rights import POD_POOL_RIGHTS, STORE_RIGHTS, missing_rights
+from penstock import extension
 from penstock.cli.doctor_checks.finding import Finding
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
@@ -24,7 +21,8 @@ def check_discovery(settings: ClusterSettings) -> list[Finding]:
         findings.append(asyncio.run(_etcd(settings)))
     selectors = [pool for model in settings.models.values() for pool in model.pools.values() if pool.selector]
     if discovery.store == "kubernetes" or selectors:
-        findings.append(asyncio.run(_kubernetes(settings, pods=bool(selectors))))
+        check = extension.entry("doctor check", "kubernetes", "discovery.store")
+        findings.append(asyncio.run(check(settings, pods=bool(selectors))))
     if discovery.plane == "nats" or discovery.kv_events != "direct":
         findings.append(asyncio.run(_nats(settings, jetstream=discovery.kv_events == "jetstream")))
     return findings
@@ -46,25 +44,6 @@ async def _etcd(settings: ClusterSettings) -> Finding:
         hint = "look at its disk and its load; membership changes wait for it"
         return Finding("warning", "etcd", f"{where} answers, but took {took:.2f} s", hint)
     return Finding("ok", "etcd", f"{where} answers")
-
-
-async def _kubernetes(settings: ClusterSettings, *, pods: bool) -> Finding:
-    rights = (STORE_RIGHTS if settings.discovery.store == "kubernetes" else ()) + (POD_POOL_RIGHTS if pods else ())
-    try:
-        client = open_client(settings.discovery.kubernetes)
-        try:
-            missing = await missing_rights(client, rights)
-            if settings.discovery.store == "kubernetes" and not missing:
-                await list_all(client, entry_class(), labels={DISCOVERY_LABEL: settings.name})
-        finally:
-            await client.close()
-    except PenstockError as error:
-        return Finding("error", "kubernetes", error.message, error.hint)
-    where = f"namespace {client.namespace}"
-    if missing:
-        hint = f"grant them to this account in {where}, by a Role and a RoleBinding"
-        return Finding("error", "kubernetes", f"rights are missing in {where}: {', '.join(missing)}", hint)
-    return Finding("ok", "kubernetes", f"the API server answers, and grants every right that is needed in {where}")
 
 
 async def _nats(settings: ClusterSettings, *, jetstream: bool) -> Finding:

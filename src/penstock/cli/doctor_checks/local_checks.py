@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from penstock import extension
 from penstock.adapters.engines.http.engine_access import (
     EngineAccess,
     EngineAccesses,
@@ -26,7 +27,6 @@ from penstock.adapters.tls import client_context
 from penstock.cli.doctor_checks.cache_probe import MetricsReader, engine_metrics, probe
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.cli.doctor_checks.finding import Finding, Level
-from penstock.cli.doctor_checks.kv_tier_checks import check_tiers
 from penstock.cli.doctor_checks.open_ports import check_open_ports
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
 from penstock.config.checks import file_problems
@@ -285,7 +285,8 @@ def check_caches(
     """Check that each engine's tiers give back what they take, and that our view of its cache is right."""
     for worker in status.workers:
         if worker.engine in WITH_TIERS:
-            yield from check_tiers(worker.id, metrics(worker.url))
+            for name in extension.names("engine check"):
+                yield from extension.entry("engine check", name)(worker.id, metrics(worker.url))
     if not probing.on:
         return
     where = url

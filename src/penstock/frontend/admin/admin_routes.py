@@ -206,6 +206,7 @@ def status_of(service: Service) -> StatusFields:
             *_tokenizer_findings(service),
             *_card_findings(service),
             *_tenant_findings(service),
+            *_extension_findings(service),
             *findings(service),
         ],
         frontends=status.frontends,
@@ -233,12 +234,11 @@ def status_of(service: Service) -> StatusFields:
 def _names(service: Service) -> Iterator[NameStatus]:
     names = service.catalog.names
     service.bookkeeping.enter()
+    counts = {} if service.shadows is None else service.shadows.counts
     for name in names.known():
         weights = names.weights.get(name) or {names.main(name): 1.0}
         shadows = [
-            msgspec.structs.replace(
-                service.shadows.counts.get((name, model)) or ShadowStatus(model=model, share=share), share=share
-            )
+            msgspec.structs.replace(counts.get((name, model)) or ShadowStatus(model=model, share=share), share=share)
             for model, share in names.shadows.get(name, {}).items()
         ]
         requests = {model: service.named.get((name, model), 0) for model in weights}
@@ -267,6 +267,11 @@ def _card_findings(service: Service) -> Iterator[StatusFinding]:
             if card.engine == "vllm":
                 hint += "; or start it with --trust-request-chat-template"
             yield StatusFinding("warning", text, hint)
+
+
+def _extension_findings(service: Service) -> Iterator[StatusFinding]:
+    for what, why in service.extension_faults():
+        yield StatusFinding("warning", f"{what} is left out: {why}", "all else goes on; restart once it is mended")
 
 
 def _tenant_findings(service: Service) -> Iterator[StatusFinding]:

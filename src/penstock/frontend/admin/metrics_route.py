@@ -8,16 +8,15 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from penstock import extension
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TIER_SOCKET
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS
-from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, labelled, merge
+from penstock.adapters.telemetry.prometheus_text import CONTENT_TYPE, merge
 from penstock.frontend.admin.frontend_peers import TIMEOUT, texts_from_peers
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import WorkerCard
 from penstock.router.status import status_row
-from penstock.runtime.kv_tiers.tier_admin_client import metrics_page
-from penstock.runtime.kv_tiers.tier_metrics import tier_families
 
 log = logging.getLogger("penstock.frontend")
 
@@ -36,17 +35,21 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def _of_tiers(service: Service) -> str:
     """Return the metrics of the tier processes on this machine, with their engines' names; silent ones are left out."""
+    sockets = [(card, card.labels[TIER_SOCKET]) for card in service.cluster.cards() if TIER_SOCKET in card.labels]
+    if not sockets or not extension.offers("telemetry", "tiers"):
+        return ""
+    text_of = extension.entry("telemetry", "tiers")
 
     async def page(card: WorkerCard, socket: str) -> str:
         try:
             async with asyncio.timeout(TIMEOUT):
-                return merge([labelled(tier_families(await metrics_page(Path(socket))), "worker", card.id)])
+                text: str = await text_of(Path(socket), card.id)
+                return text
         except (PenstockError, msgspec.MsgspecError, ValueError, KeyError, OSError) as error:  # or it is far away
             log.debug("no metrics of the tiers of %s: %s", card.id, error)
             return ""
 
-    pages = [page(card, card.labels[TIER_SOCKET]) for card in service.cluster.cards() if TIER_SOCKET in card.labels]
-    texts = [text for text in await asyncio.gather(*pages) if text.strip()]
+    texts = [text for text in await asyncio.gather(*(page(*each) for each in sockets)) if text.strip()]
     return merge(texts) if texts else ""
 
 

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd
-from penstock.kernel.values import JsonObject
+from penstock.kernel.values import JsonObject, plain
 from penstock.router.events import Closed, Decision
 from penstock.router.selection.cost_table import CostTable
 from penstock.router.selection.decision_summary import DecisionSummaries

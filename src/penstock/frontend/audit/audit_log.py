@@ -6,9 +6,12 @@ import time
 from collections import deque
 from pathlib import Path
 
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.tenant_settings import AuditSettings
 from penstock.frontend.audit.audit_entry import AuditEntry
-from penstock.frontend.audit.audit_frames import SUFFIX, AuditFile
+from penstock.frontend.audit.audit_frames import SUFFIX, AuditFile, read_key
+from penstock.frontend.audit.audited_exchange import AuditedExchange
+from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.kernel.errors import OverloadedError
 
 log = logging.getLogger("penstock.frontend")
@@ -63,6 +66,10 @@ class AuditLog:
             text = f"the audit log can't be written: {self.failure or 'its buffer is full'}"
             raise OverloadedError(text, retry_after=RETRY_AFTER, code="audit_unavailable")
 
+    def cover(self, caller: HttpExchange) -> AuditedExchange:
+        """Return a request that is written down when it is over."""
+        return AuditedExchange(caller, self.add)
+
     def add(self, entry: AuditEntry) -> None:
         """Take an entry; where the buffer is full it is lost and counted."""
         size = len(entry.prompt) + len(entry.answer)
@@ -116,3 +123,16 @@ class AuditLog:
             self._file = AuditFile(path, self._key, self._number)
             self._number += 1
         return self._file
+
+
+def open_log(settings: ClusterSettings, process: str) -> AuditLog | None:
+    """Return the log of prompts and answers, where the settings want one.
+
+    Args:
+        process: name of this one.
+    Raises:
+        ConfigError: its key can't be read, or the package for it is missing.
+    """
+    if settings.audit.folder is None or settings.audit.key_file is None:
+        return None
+    return AuditLog(settings.audit, process, read_key(Path(settings.audit.key_file).expanduser()))

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from penstock.frontend.batches.batch_answers import ENDED, Batch, BatchList
 from penstock.frontend.batches.batch_desk import answered, desk_of, owner_of, shown
-from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body
+from penstock.frontend.openai.list_page import page_of
 
 WINDOW_MAX = 7 * 24 * 3600
 """Longest completion window in seconds."""

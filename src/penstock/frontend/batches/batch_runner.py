@@ -29,9 +29,9 @@ from penstock.frontend.batches.batch_answers import (
 from penstock.frontend.batches.batch_claim import BatchClaim
 from penstock.frontend.batches.batch_folder import BatchFolder
 from penstock.frontend.batches.batch_input import LinePlace, read_places, read_request
-from penstock.frontend.batches.collected_exchange import CollectedExchange
 from penstock.frontend.http.error_responses import problem_of
 from penstock.frontend.http.request_gate import Handler, internal
+from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.service import Service
 from penstock.kernel.errors import PenstockError
 

@@ -12,9 +12,9 @@ from penstock.frontend.batches.batch_answers import ENDED, FileDeleted, FileList
 from penstock.frontend.batches.batch_desk import UploadedForm, answered, desk_of, owner_of, shown
 from penstock.frontend.batches.batch_folder import BatchFolder
 from penstock.frontend.batches.batch_input import FILE_MAX
-from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import BODY_TIMEOUT
+from penstock.frontend.openai.list_page import page_of
 
 CHUNK = 1 << 18
 """Bytes of an upload or an answer that lie in memory."""

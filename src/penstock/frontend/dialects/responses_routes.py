@@ -10,7 +10,6 @@ import msgspec
 from aiohttp import web
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
-from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.dialects.body_fields import field_of, unserved
 from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, prompt_tokens, read_chat
 from penstock.frontend.dialects.dialect_answer import new_id
@@ -25,6 +24,7 @@ from penstock.frontend.http.error_responses import ErrorResponse, quoted, reject
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.completions import CompletionRequest
+from penstock.frontend.openai.list_page import page_of
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.prompt.framework_hints import framework_hints
 from penstock.frontend.response_store import StoredResponse

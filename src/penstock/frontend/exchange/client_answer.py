@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.adapters.telemetry.request_span import RequestSpan
 from penstock.frontend.cluster_view import RequestTicket
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.response_metadata import extra_fields
@@ -35,7 +35,7 @@ class ClientAnswer:
     job: UpstreamRequest
     prompt: Prompt
     ticket: RequestTicket
-    span: OtelSpan
+    span: RequestSpan
     timing: TokenTiming = field(default_factory=TokenTiming)
     spoken: SpokenMessage | None = None
     """Collects the answer, where the chat's next turn is to be prepared with it."""

@@ -16,7 +16,7 @@ import msgspec
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineCall, EngineCalls
-from penstock.adapters.telemetry.otel_tracer import NO_SPAN
+from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.spoken_message import SpokenMessage
 from penstock.frontend.exchange.upstream_request import (

@@ -11,7 +11,7 @@ from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIERS, tier_hints_in, with_tier_hints
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REASONING_PARSER, TAKEN, TOOL_PARSER
-from penstock.adapters.telemetry.otel_tracer import OtelSpan
+from penstock.adapters.telemetry.request_span import RequestSpan
 from penstock.frontend.parsers.answer_parsing import parser_plan, raw_text_fields
 from penstock.frontend.prompt.framework_hints import digest
 from penstock.frontend.prompt.model_names import ShadowOrder
@@ -272,7 +272,12 @@ def _add_tier_hints(added: JsonObject, job: UpstreamRequest, card: WorkerCard, a
 
 
 def engine_headers(
-    job: UpstreamRequest, dialect: Dialect, dispatch: Dispatch, request: str, client: Mapping[str, str], span: OtelSpan
+    job: UpstreamRequest,
+    dialect: Dialect,
+    dispatch: Dispatch,
+    request: str,
+    client: Mapping[str, str],
+    span: RequestSpan,
 ) -> dict[str, str]:
     """Return the headers for the engine. Of the client's only its trace is passed on, never its keys."""
     headers = {"content-type": job.content_type, **dialect.headers(request)}

@@ -9,12 +9,12 @@ from aiohttp import web
 from penstock.frontend.batches import file_routes
 from penstock.frontend.batches.batch_answers import StoredFile
 from penstock.frontend.batches.batch_desk import UploadedForm, answered, owner_of
-from penstock.frontend.batches.collected_exchange import CollectedExchange
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
-from penstock.frontend.jobs.engine_jobs import FILE, JobKind, PlacedJob
+from penstock.frontend.jobs.engine_jobs import FILE, JobKind, PlacedJob, jobs_of
 from penstock.frontend.jobs.job_making import upload
 from penstock.frontend.jobs.job_routes import OF_ONE, PAGE_MAX, job_entry
+from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.prompt.request_body import FILES
 from penstock.frontend.service import service_of
 
@@ -42,7 +42,7 @@ async def send_to_engine(request: web.Request, form: UploadedForm) -> web.Respon
 
 async def list_files(request: web.Request) -> web.Response:
     """GET /v1/files: those of batches and those at engines, the newest first."""
-    jobs = service_of(request).jobs
+    jobs = jobs_of(service_of(request))
     placed = (await jobs.jobs(owner_of(request), FILE))[:PAGE_MAX]
     entries = await asyncio.gather(*(job_entry(jobs, job) for job in placed))
     others = [_stored(entry, job) for entry, job in zip(entries, placed, strict=True)]

@@ -20,6 +20,7 @@ from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.prompt.request_body import FILES, IMAGES, VIDEOS
+from penstock.frontend.service import Service
 from penstock.kernel.errors import EngineError, OverloadedError
 from penstock.kernel.values import WorkerCard, WorkerId
 
@@ -264,3 +265,11 @@ def renamed(answer: Any, job: PlacedJob) -> Any:
         return answer
     source = {"remixed_from_video_id": job.source} if job.source and answer.get("remixed_from_video_id") else {}
     return {**answer, "id": job.id, **source}
+
+
+def jobs_of(service: Service) -> EngineJobs:
+    """Return the jobs of a frontend, which begin with its first route of them."""
+    if service.jobs is None:
+        service.jobs = EngineJobs(lambda: service.cluster.store, service.cluster.cards, service.access)
+    assert isinstance(service.jobs, EngineJobs)
+    return service.jobs

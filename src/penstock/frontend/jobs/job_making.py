@@ -9,7 +9,7 @@ import msgspec
 from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.exchange_cover import ExchangeCover
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.jobs.engine_jobs import FILE, IMAGE, VIDEO, JobKind, PlacedJob, renamed
+from penstock.frontend.jobs.engine_jobs import FILE, IMAGE, VIDEO, JobKind, PlacedJob, jobs_of, renamed
 from penstock.frontend.openai.completions import carry
 from penstock.frontend.openai.passthrough import ProxiedRequest, read_proxied
 from penstock.frontend.prompt.request_body import IMAGES, IMAGES_MADE, VIDEO_REMIX, VIDEOS
@@ -24,7 +24,7 @@ _MADE = re.compile(rb'(?:https?://[^/\\"\s]+)?/v1/images/([^/\\"\s]+)/content(?=
 async def begin(kind: JobKind, service: Service, caller: HttpExchange) -> None:
     """POST /v1/videos and /v1/images"""
     timing = TokenTiming()
-    await service.jobs.make_room()
+    await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label=kind.route.rpartition("/")[2])
     await _carried(service, _JobExchange(caller, service, request.resolved.model, kind), request, timing)
 
@@ -32,18 +32,18 @@ async def begin(kind: JobKind, service: Service, caller: HttpExchange) -> None:
 async def remix(service: Service, caller: HttpExchange) -> None:
     """POST /v1/videos/{job}/remix: at the engine that has the video."""
     id = caller.path.removesuffix("/remix").rpartition("/")[2]
-    source = await service.jobs.job(id, service.owner(caller.name), VIDEO)
+    source = await jobs_of(service).job(id, service.owner(caller.name), VIDEO)
     timing = TokenTiming()
-    await service.jobs.make_room()
+    await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="videos", model=source.model)
-    request = request.at(service.jobs.engine(source).id, source.path("/remix"))
+    request = request.at(jobs_of(service).engine(source).id, source.path("/remix"))
     await _carried(service, _JobExchange(caller, service, source.model, VIDEO, source.id), request, timing)
 
 
 async def make_images(service: Service, caller: HttpExchange) -> None:
     """POST /v1/images/generations and /v1/images/edits: what then lies at the engine is found there again."""
     timing = TokenTiming()
-    await service.jobs.make_room()
+    await jobs_of(service).make_room()
     label = caller.path.removeprefix("/v1/").replace("/", "_")
     request = await read_proxied(service, caller, label=label)
     await _carried(service, _ImagesExchange(caller, service, request.resolved.model, IMAGE), request, timing)
@@ -52,7 +52,7 @@ async def make_images(service: Service, caller: HttpExchange) -> None:
 async def upload(service: Service, caller: HttpExchange) -> None:
     """POST /v1/files of a file for engines: the one that takes it has it from now on."""
     timing = TokenTiming()
-    await service.jobs.make_room()
+    await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="files")
     await _carried(service, _JobExchange(caller, service, request.resolved.model, FILE), request, timing)
 
@@ -103,7 +103,9 @@ class _JobExchange(ExchangeCover):
     async def _placed(self, engine_id: str, headers: Mapping[str, str]) -> PlacedJob:
         card = self._worker(headers.get("x-penstock-worker", ""))
         service = self._service
-        return await service.jobs.add(card, engine_id, self._model, service.owner(self.name), self._source, self._kind)
+        return await jobs_of(service).add(
+            card, engine_id, self._model, service.owner(self.name), self._source, self._kind
+        )
 
     def _worker(self, target: str) -> WorkerCard:
         """Return the worker that answered; ``target`` is its name, perhaps with a rank behind a slash."""

@@ -10,10 +10,19 @@ import aiohttp
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.frontend.batches.list_page import page_of
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
-from penstock.frontend.jobs.engine_jobs import ANSWER_TIMEOUT, IMAGE, VIDEO, EngineJobs, JobKind, PlacedJob, renamed
+from penstock.frontend.jobs.engine_jobs import (
+    ANSWER_TIMEOUT,
+    IMAGE,
+    VIDEO,
+    EngineJobs,
+    JobKind,
+    PlacedJob,
+    jobs_of,
+    renamed,
+)
+from penstock.frontend.openai.list_page import page_of
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.service import service_of
 from penstock.kernel.errors import EngineError, OverloadedError
@@ -34,7 +43,7 @@ _PASSED_BACK = (
 
 async def list_jobs(kind: JobKind, request: web.Request) -> web.Response:
     """GET /v1/videos and the like: the newest first, each as its engine has it now."""
-    jobs = service_of(request).jobs
+    jobs = jobs_of(service_of(request))
     every = await jobs.jobs(_owner(request), kind)
     if request.query.get("order", "desc") == "asc":
         every.reverse()
@@ -53,7 +62,7 @@ async def delete(kind: JobKind, request: web.Request) -> web.Response:
     """DELETE /v1/videos/{job} and the like: its engine ends it, and forgets what came of it."""
     response = await _passed(kind, request, "DELETE")
     if response.status < 400:
-        await service_of(request).jobs.forget(request.match_info["job"])
+        await jobs_of(service_of(request)).forget(request.match_info["job"])
     return response
 
 
@@ -132,7 +141,7 @@ async def job_entry(jobs: EngineJobs, job: PlacedJob) -> JsonObject:
 
 
 async def _job_of(kind: JobKind, request: web.Request) -> tuple[EngineJobs, PlacedJob]:
-    jobs = service_of(request).jobs
+    jobs = jobs_of(service_of(request))
     return jobs, await jobs.job(request.match_info["job"], _owner(request), kind)
 
 

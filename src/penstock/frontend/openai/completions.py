@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from penstock.adapters.telemetry.otel_tracer import NO_SPAN
+from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend import decision_span
-from penstock.frontend.audit.audited_exchange import AuditedExchange
-from penstock.frontend.batches.collected_exchange import CollectedExchange
+from penstock.frontend.answer_filters import TimedAnswer
 from penstock.frontend.exchange.client_answer import ClientAnswer
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.spoken_message import SpokenMessage
@@ -17,6 +16,7 @@ from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, has_next_turn
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.named_exchange import NamedExchange
+from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.openai.request_books import SHADOW, UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
 from penstock.frontend.prompt.model_names import ShadowOrder
@@ -35,7 +35,6 @@ from penstock.frontend.prompt.request_body import (
 )
 from penstock.frontend.prompt.routing_hints import RoutingHints, read_hints, route_hints
 from penstock.frontend.service import Service
-from penstock.frontend.shadows.shadow_desk import TimedAnswer
 from penstock.frontend.tenants.tenant_desk import TenantAdmission, most_output
 from penstock.kernel.errors import EngineError, PenstockError
 from penstock.kernel.machine import nanos
@@ -176,7 +175,7 @@ async def carry(
     audited = None
     if service.audit is not None and service.audit.wants(tenant, resolved.model):
         service.audit.check()
-        caller = audited = AuditedExchange(caller, service.audit.add)
+        caller = audited = service.audit.cover(caller)
     admission = None
     if tenant is not None:
         admission = _admit(service, caller.name, tenant, resolved, job, hints, prompt)
@@ -230,7 +229,7 @@ def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: N
     if answer.spoken is not None and answer.speaker is not None:
         warming = service.exchanges.warming
         warming.begin(job, answer.spoken, answer.speaker, closed, resolved.adapter, answer.caller.headers)
-    if copied is not None and job.shadow is not None:
+    if copied is not None and job.shadow is not None and service.shadows is not None:
         answered = None if copied.copy is None else _timed(closed.id, bytes(copied.copy), answer.timing)
         send = partial(_send_copy, service, closed.id)
         service.shadows.begin(job.shadow, closed.id, resolved.served, answered, send)

@@ -70,14 +70,16 @@ async def read_proxied(
         name, streamed = model_of(service, raw, fields) if model is None else (model, False)
         resolved = service.catalog.resolve(name)
         raw, withheld, steering = withhold(raw, content_type, fields)
-        raw, file = await service.jobs.with_engine_files(raw, service.owner(caller.name))
+        jobs, file = service.jobs, None
+        if jobs is not None:
+            raw, file = await jobs.with_engine_files(raw, service.owner(caller.name))
         hints = route_hints(caller.headers).with_withheld(withheld, steering)
         if resolved.name is not None:
             resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
             raw = with_model(raw, content_type, resolved.served)
             caller = NamedExchange(caller, resolved.served, name)
-        if file is not None:
-            hints = hints.placed(service.jobs.engine(file).id)
+        if jobs is not None and file is not None:
+            hints = hints.placed(jobs.engine(file).id)
     except PenstockError as error:
         service.metrics.refused(UNKNOWN, label, False, refusal(error))
         raise

@@ -7,13 +7,13 @@ is left out and counted, so that clients never wait for one.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
+from penstock.frontend.answer_filters import TimedAnswer
 from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.record_writer import RecordSink
 from penstock.frontend.shadows.shadow_answer import ReadAnswer, read_answer
@@ -57,16 +57,6 @@ class ShadowRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reason: str = ""
     answered: AnswerFacts | None = None
     shadow: AnswerFacts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TimedAnswer:
-    """A request's answer with its times: seconds after arrival, TTFT None where it was not streamed."""
-
-    id: str
-    raw: bytes
-    ttft: float | None
-    seconds: float | None
 
 
 Send = Callable[[ShadowOrder, str], Awaitable[TimedAnswer]]

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import jwt
 
+from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.tenant_settings import JwtSettings
 from penstock.frontend.http.api_keys import Unauthorized
 from penstock.frontend.tenants.issuer_keys import IssuerKeys
@@ -33,6 +34,10 @@ class JwtVerifier:
         self._settings = settings
         self._tenants = tenants
         self.keys = keys
+
+    async def close(self) -> None:
+        """Close the connection to the issuer."""
+        await self.keys.close()
 
     async def name(self, token: str) -> str:
         """Return the name under which the caller is written down: its tenant and that it came with a token.
@@ -80,3 +85,9 @@ class JwtVerifier:
 
 def _refused(reason: str) -> Unauthorized:
     return Unauthorized(f"this token is not accepted: {reason}", 'Bearer realm="penstock", error="invalid_token"')
+
+
+def verifier_of(settings: ClusterSettings) -> JwtVerifier:
+    """Return what checks the tokens of ``frontend.security.jwt``."""
+    given = settings.frontend.security.jwt
+    return JwtVerifier(given, settings.tenants, IssuerKeys(given))

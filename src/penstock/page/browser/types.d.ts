@@ -89,6 +89,7 @@ export type Cost = {
   adapter?: number;
   discount?: number;
   index?: "approximate" | "exact" | "none" | "predicted";
+  plugins?: {[name: string]: number};
 };
 
 export type CrashStatus = {

@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from penstock.kernel.values import RequestShape
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
+from penstock.planner.forecast.trace_interval import TraceInterval
 
 INTERVALS_MAX = 100_000
 """Most intervals of one trace: more means that its times are not in seconds."""
-
-
-class TraceInterval(NamedTuple):
-    """One request of a trace. ``arrival``: seconds."""
-
-    arrival: float
-    shape: RequestShape[int]
 
 
 def intervals(rows: Iterable[TraceInterval], width: float) -> Iterator[IntervalCounts]:

@@ -1,7 +1,7 @@
 """Planner policies by name, each as the plugins that it is made of."""
 
+from penstock import extension
 from penstock.kernel.errors import ConfigError
-from penstock.planner.limits.contradictions import of_hybrid, refuse
 from penstock.planner.plugins.plugin_registry import PlannerPlugin
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.settings import PlannerSettings
@@ -17,26 +17,22 @@ def plugins_of(settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KNOWN) 
     Raises:
         ConfigError: the policy lacks a setting or a library.
     """
-    if settings.optimization_target != "sla":
-        from penstock.planner.policies.thresholds import thresholds
-
-        return thresholds(settings, settings.optimization_target)
-    return make(settings.policy, settings, inputs)
+    return make("thresholds" if settings.optimization_target != "sla" else settings.policy, settings, inputs)
 
 
 def make(name: str, settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KNOWN) -> list[PlannerPlugin]:
     """Return the plugins of a policy.
 
     Args:
-        name: of the policy; ``thresholds`` is Dynamo's default target, throughput.
+        name: of the policy; ``thresholds`` is Dynamo's default target, throughput, or another that is set.
         inputs: known speeds of engines before they serve, and traces for predictors to begin with.
     Raises:
         ConfigError: there is no such policy, or it lacks a setting or a library.
     """
-    # Imported where they are used: a policy that is not chosen costs nothing.
     if name == "static":
         return []
     if name == "slo":
+        # Imported where they are used: a policy that is not chosen costs nothing.
         from penstock.planner.policies.per_model import PerModel
         from penstock.planner.policies.slo import SloPropose
         from penstock.planner.policies.slo_predict import SloPredict
@@ -45,30 +41,9 @@ def make(name: str, settings: PlannerSettings, inputs: PolicyInputs = NOTHING_KN
             PerModel("slo_predict", SloPredict),
             PerModel("slo_propose", lambda model: SloPropose(model, settings.slo, inputs)),
         ]
-    if name == "thresholds":
-        from penstock.planner.policies.thresholds import thresholds
-
-        return thresholds(settings, "throughput")
-    if name == "load-classic":
-        from penstock.planner.policies.load_classic import load_classic
-
-        return load_classic(settings)
-    if name == "sla-classic":
-        from penstock.planner.policies.sla_classic import sla_classic
-
-        return sla_classic(settings, inputs)
-    if name in ("throughput-fpm", "hybrid"):
-        from penstock.planner.policies.load_fpm import LoadFpm
-        from penstock.planner.policies.throughput_fpm import ThroughputPredict, ThroughputPropose
-
-        predict = ThroughputPredict(settings, inputs)
-        if name == "throughput-fpm":
-            return [predict, ThroughputPropose(settings, inputs)]
-        refuse(of_hybrid(settings))
-        floor = ThroughputPropose(settings, inputs, floor=True)
-        return [predict, floor, LoadFpm(settings, inputs, "consolidation", floor)]
-    if name in ("load-fpm", "load-fpm-1.6"):
-        from penstock.planner.policies.load_fpm import LoadFpm
-
-        return [LoadFpm(settings, inputs, "all-under" if name == "load-fpm" else "consolidation")]
-    raise ConfigError(f"there is no planner policy {name!r}", hint="slo, hybrid, static and so on: see planner.policy")
+    if not extension.offers("policy", name):
+        raise ConfigError(
+            f"there is no planner policy {name!r}", hint=f"slo and static need none; {extension.known('policy')}"
+        )
+    plugins: list[PlannerPlugin] = extension.entry("policy", name, "planner.policy")(settings, inputs)
+    return plugins

@@ -1,18 +1,11 @@
 """Inputs of a policy beside settings and observations: known speeds of the engines, and an earlier trace."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.kernel.values import Role, Slo
-from penstock.planner.forecast.arima import ArimaPredictor
-from penstock.planner.forecast.constant import ConstantPredictor
-from penstock.planner.forecast.kalman import KalmanPredictor
-from penstock.planner.forecast.one_step import EnsemblePredictor, damped_trend, seasonal
-from penstock.planner.forecast.predictor import IntervalShape, Predictor
-from penstock.planner.forecast.prophet import ProphetPredictor
-from penstock.planner.forecast.warm_up import TraceInterval, warm_up
+from penstock.planner.forecast.trace_interval import TraceInterval
 from penstock.planner.performance.speed_sources import KnownSpeeds
-from penstock.planner.settings import PlannerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +39,3 @@ class PolicyInputs:
     def trace(self, model: str) -> Sequence[TraceInterval]:
         """Return a model's earlier requests."""
         return self.traces.get(model, self.traces.get("", ()))
-
-
-def predictor_of(settings: PlannerSettings, step: float) -> Callable[[], Predictor]:
-    """Return a function that makes a predictor for intervals of ``step`` seconds, as set in planner.classic.forecast.
-
-    Raises:
-        ConfigError: it needs a library that is not installed.
-    """
-    forecast = settings.classic.forecast
-    window = settings.classic.sla.load_prediction_window_size
-    makers: dict[str, Callable[[], Predictor]] = {
-        "constant": ConstantPredictor,
-        "kalman": lambda: KalmanPredictor(
-            log1p=forecast.log1p,
-            q_level=forecast.kalman_q_level,
-            q_trend=forecast.kalman_q_trend,
-            r=forecast.kalman_r,
-            min_points=forecast.kalman_min_points,
-        ),
-        "arima": lambda: ArimaPredictor(window, log1p=forecast.log1p),
-        "prophet": lambda: ProphetPredictor(step, window, log1p=forecast.log1p),
-        "seasonal": lambda: seasonal(log1p=forecast.log1p),
-        "trend": lambda: damped_trend(log1p=forecast.log1p),
-        "ensemble": lambda: EnsemblePredictor(log1p=forecast.log1p),
-    }
-    make = makers[forecast.predictor]
-    make()  # a missing library is reported at the start, not at the first request
-    return make
-
-
-def shape_of(make: Callable[[], Predictor], trace: Sequence[TraceInterval], step: float) -> IntervalShape:
-    """Return the predictors of one model, warmed up where there is a trace."""
-    shape = IntervalShape(make)
-    if trace:
-        warm_up(shape, trace, step)
-    return shape

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.kernel.values import Role, Traffic
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape
+from penstock.planner.forecast.predictor_makers import predictor_of, shape_of
 from penstock.planner.limits.gpu_budget import PoolPair, Widths, clamp_pair
 from penstock.planner.observation import ModelState
 from penstock.planner.performance.interpolators import DecodeInterpolator, PrefillInterpolator
@@ -21,7 +22,7 @@ from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, minimum_of, teams_of
-from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 

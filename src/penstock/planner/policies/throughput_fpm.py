@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.kernel.values import UNKNOWN_SHAPE, USUAL_LIMITS, RequestShape, Role
 from penstock.planner.forecast.predictor import IntervalShape
+from penstock.planner.forecast.predictor_makers import predictor_of, shape_of
 from penstock.planner.limits.gpu_budget import cap_change
 from penstock.planner.performance.engine_throughput import (
     aggregated_capacity,
@@ -35,7 +36,7 @@ from penstock.planner.policies.classic import (
     minimum_of,
     teams_of,
 )
-from penstock.planner.policies.policy_inputs import PolicyInputs, predictor_of, shape_of
+from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 

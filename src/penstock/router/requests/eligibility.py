@@ -9,6 +9,7 @@ from penstock.router.model_pool import ModelPool
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.stage_graph import FINAL, does_all
 from penstock.router.router_state import RouterState
+from penstock.router.selection.router_plugins import PluginCandidates, PluginRequest
 from penstock.router.workers.roster import RosterWorker
 
 
@@ -52,7 +53,8 @@ def eligible(
     if doubts and pool.plain and not picky and wish.rank is None and not request.tried:
         usual = core.roster.usual(model)
         if usual is not None and isl < usual.isl_max:
-            return Eligible(usual.targets, usual.excluded, False)
+            split = Eligible(usual.targets, usual.excluded, False)
+            return split if core.plugins is None else _filtered(core, request, pool, stage, split)
     for worker, places in core.roster.places.values():
         card = worker.card
         if card.model != model:
@@ -85,7 +87,44 @@ def eligible(
                 targets.append((target, worker))
             else:
                 excluded.append(Excluded(target=target, reason=why))
-    return Eligible(targets, excluded, by_wish and bool(excluded))
+    split = Eligible(targets, excluded, by_wish and bool(excluded))
+    return split if core.plugins is None else _filtered(core, request, pool, stage, split)
+
+
+def _filtered(core: RouterState, request: RoutedRequest, pool: ModelPool, stage: Role, split: Eligible) -> Eligible:
+    """Take out the candidates that filters of ``router.plugins`` exclude."""
+    if core.plugins is None or not core.plugins.filters or not split.targets:
+        return split
+    targets = split.targets
+    candidates = PluginCandidates(
+        [target for target, _ in targets],
+        [worker.card for _, worker in targets],
+        lambda: list(pool.active.columns(f"{stage} of filters", targets).numbers),
+    )
+    reasons = core.plugins.excluded(plugin_request(request, stage), candidates)
+    if not reasons:
+        return split
+    excluded = [Excluded(target=targets[place][0], reason=why) for place, why in sorted(reasons.items())]
+    left = [pair for place, pair in enumerate(targets) if place not in reasons]
+    return Eligible(left, [*split.excluded, *excluded], False)
+
+
+def plugin_request(request: RoutedRequest, stage: Role) -> PluginRequest:
+    """Return what plug-ins may know of a request."""
+    event, wish = request.event, request.event.preferences
+    return PluginRequest(
+        id=event.id,
+        model=event.model,
+        stage=stage,
+        prompt_tokens=request.prompt.isl,
+        output_tokens=wish.osl,
+        tenant=event.tenant,
+        adapter=event.adapter,
+        session=wish.session,
+        program=wish.program,
+        service_class=wish.service_class,
+        priority=wish.priority,
+    )
 
 
 def available(

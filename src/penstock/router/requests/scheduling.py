@@ -10,7 +10,7 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.values import TIERS_LABEL, Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.eligibility import Eligible, eligible, pin_of
+from penstock.router.requests.eligibility import Eligible, eligible, pin_of, plugin_request
 from penstock.router.requests.fair_queue import KICK, FairQueue, fullness, has_room
 from penstock.router.requests.handoff import NextStage, next_stage
 from penstock.router.requests.overload import refusal
@@ -28,7 +28,7 @@ from penstock.router.requests.request_queue import QueuedRequest
 from penstock.router.requests.routed_request import HEDGE, STAGE, Believed, Hedge, Remote, RoutedRequest
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.router_state import RouterState
-from penstock.router.selection.cost_table import cheapest_of, place_of
+from penstock.router.selection.cost_table import candidates_of, cheapest_of, place_of, with_scores
 from penstock.router.selection.select import Selection, blind, discounted, pinned, select
 from penstock.router.settings import Mode, OverloadSettings
 from penstock.router.workers.roster import RosterWorker
@@ -558,6 +558,8 @@ def _choose(
         return pinned(best, f"pinned to {best.target} by the request"), costs
     if mode == "direct":
         return None, costs
+    if core.plugins is not None and core.plugins.scorers and mode == "kv":
+        costs = _scored(core, request, costs, stage)
     affinity = core.settings.affinity
     if wish.session is not None and affinity.mode != "off":
         home = pool.affinity.target(_home(wish.session, stage), now)
@@ -570,6 +572,14 @@ def _choose(
             return pinned(costs[place], f"session {wish.session} is at home on {home}"), costs
     turn = pool.placements[stage]
     return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=turn), costs
+
+
+def _scored(core: RouterState, request: RoutedRequest, costs: Sequence[Cost], stage: Role) -> Sequence[Cost]:
+    """Add to costs what the scorers of ``router.plugins`` say."""
+    assert core.plugins is not None
+    workers = core.roster.workers
+    candidates = candidates_of(costs, lambda target: workers[target.worker].card)
+    return with_scores(costs, core.plugins.added(plugin_request(request, stage), candidates))
 
 
 def _temperature(core: RouterState, request: RoutedRequest) -> float:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, overload
 import msgspec
 import numpy as np
 
-from penstock.kernel.values import Prompt, Target
+from penstock.kernel.values import Prompt, Target, WorkerCard
 from penstock.router.events import Cost
 from penstock.router.kv_index.indexer import SOURCES, Column, HeldBlocks
 from penstock.router.selection import cost
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
+from penstock.router.selection.router_plugins import Floats, PricedCandidates
 from penstock.router.settings import CostSettings
 
 
@@ -88,6 +89,7 @@ class CostTable(Sequence[Cost]):
         self._targets, self._place = targets, place
         self._discounts: dict[int, float] = {}
         self._most_cached: int | None = None
+        self._added: Mapping[str, Floats] = {}
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -114,6 +116,8 @@ class CostTable(Sequence[Cost]):
             _at(of.adapter, place),
         )
         row = cost.COSTS[self._settings.kind](self._demand, candidate, self._settings)
+        if self._added:
+            row = _with_plugins(row, {name: column.item(place) for name, column in self._added.items()})
         left = self._discounts.get(place)
         return row if left is None else msgspec.structs.replace(row, total=row.total * left, discount=left)
 
@@ -129,6 +133,22 @@ class CostTable(Sequence[Cost]):
             self.total[place] *= left
             self._discounts[place] = left
         return self
+
+    def scored(self, added: Mapping[str, Floats]) -> "CostTable":
+        """Add to the totals what scorers say; return the table."""
+        self._added = added
+        for column in added.values():
+            self.total += column
+        return self
+
+    def candidates(self, card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
+        """Return what scorers may know of the candidates."""
+        of, size = self._of, self._demand.block_size
+        held: Any = sum(of.lower[:2], of.device) + np.zeros(len(self), dtype=np.int64)
+        cached = np.minimum(held * size, max(0, self._demand.prompt.isl - 1) // size * size)
+        targets = [target for target, _ in self._targets]
+        cards = [card_of(target) for target in targets]
+        return PricedCandidates(targets, cards, lambda: (of.queued, of.requests, of.blocks), self.total, cached)
 
     def most_cached(self) -> int:
         """Return the place of the first candidate with the most tokens in its cache, as `cost.cached_tokens` has them.
@@ -169,7 +189,8 @@ class CostTable(Sequence[Cost]):
     def _columns(self) -> Sequence[Column | float]:
         of = self._of
         loads = (of.queued, of.requests, of.blocks, self._after)
-        return [self.total, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
+        added = self._added.values()
+        return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
 
 
 def _at(column: Any, place: int) -> Any:
@@ -236,6 +257,42 @@ TOTALS: dict[str, Callable[[RequestDemand, Candidates, Column, CostSettings], Co
 
 def _missing(demand: RequestDemand, of: Candidates) -> Any:
     return np.maximum(len(demand.prompt.blocks) + demand.unhashed_blocks - of.device, 0)
+
+
+def with_scores(costs: Sequence[Cost], added: Mapping[str, Floats]) -> Sequence[Cost]:
+    """Add to the totals of a table or of a list of costs what scorers say: name -> a column of numbers."""
+    if not added:
+        return costs
+    if isinstance(costs, CostTable):
+        return costs.scored(added)
+    columns = {name: column.tolist() for name, column in added.items()}
+    return [
+        _with_plugins(row, {name: column[place] for name, column in columns.items()}) for place, row in enumerate(costs)
+    ]
+
+
+def candidates_of(costs: Sequence[Cost], card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
+    """Return what scorers may know of the candidates of a table or of a list of costs."""
+    if isinstance(costs, CostTable):
+        return costs.candidates(card_of)
+    targets = [row.target for row in costs]
+    return PricedCandidates(
+        targets,
+        [card_of(target) for target in targets],
+        lambda: [
+            np.array([getattr(row, name) for row in costs], dtype=np.int64)
+            for name in ("active_prefill_tokens", "active_requests", "active_blocks")
+        ],
+        np.array([row.total for row in costs], dtype=np.float64),
+        np.array([row.overlap_tokens for row in costs], dtype=np.int64),
+    )
+
+
+def _with_plugins(row: Cost, plugins: dict[str, float]) -> Cost:
+    total = row.total
+    for added in plugins.values():  # in this order, as the columns are added: a sum depends on it in its last bit
+        total += added
+    return msgspec.structs.replace(row, total=total, plugins=plugins)
 
 
 def totals_of(costs: Sequence[Cost]) -> list[float]:

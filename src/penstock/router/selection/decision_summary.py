@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import xxhash
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.machine import SECOND, Nanos
-from penstock.kernel.values import Target
+from penstock.kernel.values import Target, plain
 from penstock.router.events import Decision, Excluded
 from penstock.router.selection.cost_table import most_cached, place_of, ranked
 from penstock.router.selection.packed_decision import packed

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.block_runs import plain
-from penstock.kernel.values import Target
+from penstock.kernel.values import Target, plain
 from penstock.router.events import Cost, Decision, Excluded
 
 _TABLE, _NO_TABLE = b'"table":"', b'"table":""'
@@ -37,6 +36,7 @@ def restored(decision: Decision) -> Decision:
 def packed(decision: Decision) -> str:
     """Return all candidates and exclusions of a decision as text that JSON need not escape."""
     rows = list(decision.candidates)
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in Cost.__struct_fields__}
+    names = [name for name in Cost.__struct_fields__ if not rows or getattr(rows[0], name) is not msgspec.UNSET]
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in names}
     columns["excluded"] = [(one.target, one.reason) for one in decision.excluded]
     return base64.b85encode(zlib.compress(_encode(columns))).decode()  # its alphabet needs no escapes in JSON

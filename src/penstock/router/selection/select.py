@@ -108,7 +108,10 @@ def _least_loaded(costs: Sequence[Cost], places: Sequence[int], rng: random.Rand
 
 def _price(cost: Cost) -> str:
     blocks = cost.overlap_blocks  # worded here: this is on the way of every request
-    return f"cost {cost.total:.1f} {cost.unit} with {blocks} block{'' if blocks == 1 else 's'} cached"
+    text = f"cost {cost.total:.1f} {cost.unit} with {blocks} block{'' if blocks == 1 else 's'} cached"
+    if cost.plugins:
+        text += " (" + ", ".join(f"{name} added {added:.3g}" for name, added in cost.plugins.items()) + ")"
+    return text
 
 
 def _workers(costs: Sequence[Cost]) -> str:

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, Snapshot
-from penstock.kernel.values import RequestId, Target
+from penstock.kernel.values import RequestId, Target, plain
 from penstock.router.kv_index.indexer import Column, column_of
 from penstock.router.kv_index.prefix_depth import depth_of
 from penstock.router.workers.active import Active

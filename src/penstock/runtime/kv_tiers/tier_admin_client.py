@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.adapters.connectors.state_file import state_folder
+from penstock.adapters.telemetry.prometheus_text import labelled, merge
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.runtime.kv_tiers.tier_admin_protocol import (
     AdminAnswer,
@@ -19,6 +20,7 @@ from penstock.runtime.kv_tiers.tier_admin_protocol import (
     MetricsPage,
 )
 from penstock.runtime.kv_tiers.tier_frames import LENGTH, frame, frame_length
+from penstock.runtime.kv_tiers.tier_metrics import tier_families
 
 PATIENCE = 60.0
 """Seconds until a tier process that does not answer is given up: a part of a verification at a low rate takes long."""
@@ -104,3 +106,12 @@ def sockets(env: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the sockets of this user's tier processes, those of killed ones among them."""
     folder, _ = state_folder(env)
     return sorted(folder.glob(f"*{SUFFIX}/*.sock"))
+
+
+async def tier_text(socket: Path, worker: str) -> str:
+    """Ask a tier process for its metrics; return their text.
+
+    Raises:
+        OSError: it does not answer, or is on another machine.
+    """
+    return merge([labelled(tier_families(await metrics_page(socket)), "worker", worker)])

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
+from penstock.runtime.node.plugin_watch import PluginWatch
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
 from penstock.runtime.planning.planner_inputs import described_speed
@@ -86,6 +88,8 @@ class RouterNode:
             )
             self.journal.begin(0)
         self.live = LiveDriver({"router": self.router}, watch=None if self.journal is None else self.journal.watch)
+        if self.router.plugins is not None:
+            self.router.plugins.call = PluginWatch(partial(self.live.post, "router")).call
         self.tickets = Tickets(self.live)
         self.secret = secret
         peers = PeerBlocksClient(store, self.name, secret)

@@ -5,8 +5,8 @@ from functools import partial
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.connectors.scale_connector import ScaleConnector
-from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.sources.frontend_source import FrontendSource
 from penstock.adapters.sources.traffic_source import TrafficSource
@@ -68,23 +68,14 @@ def build_connector(settings: ClusterSettings, store: Store | None) -> ScaleConn
         ConfigError: the settings name no connector.
     """
     planning = settings.planner
-    if planning.connector == "virtual":
-        from penstock.adapters.connectors.virtual_connector import VirtualConnector
-        from penstock.runtime.backends import open_etcd
-        from penstock.runtime.planning.virtual_keys_access import keys_of
-
-        keys = keys_of(open_etcd(settings.discovery.etcd), planning.virtual.namespace)
-        model = only_model(settings)
-        return VirtualConnector(keys, planning.virtual, model=model, pools=by_role(settings, model))
     if planning.connector == "webhook":
         from penstock.adapters.connectors.webhook import WebhookConnector
 
         return WebhookConnector(planning.webhook, pools=pools_of(settings))
-    if planning.connector == "kubernetes":
-        client = open_client(settings.discovery.kubernetes)  # which says what to install where it is missing
-        from penstock.adapters.connectors.kubernetes.configured_targets import connector_of
-
-        return connector_of(client, settings, pools_of(settings), partial(by_role, settings))
+    if planning.connector != "process":
+        make = extension.entry("connector", planning.connector, "planner.connector")
+        connector: ScaleConnector = make(settings, pools_of(settings), partial(by_role, settings))
+        return connector
     if store is None:
         raise ConfigError(
             "planner.connector is process, but no cluster is named that could be scaled",
@@ -92,23 +83,6 @@ def build_connector(settings: ClusterSettings, store: Store | None) -> ScaleConn
         )
     gpus = {name: pool.gpus for name, pool in pools_of(settings).items()}
     return DesiredStateConnector(store, patience=settings.router.request_timeout, gpus=gpus)
-
-
-def only_model(settings: ClusterSettings) -> str:
-    """Return the model whose workers an outside orchestrator scales.
-
-    Raises:
-        ConfigError: there are several.
-    """
-    named = settings.planner.virtual.model
-    if named is not None:
-        return named
-    if len(settings.models) == 1:
-        return next(iter(settings.models))
-    raise ConfigError(
-        f"the config has {len(settings.models)} models: {', '.join(settings.models)}",
-        hint="say with planner.virtual.model which of them is scaled",
-    )
 
 
 def by_role(settings: ClusterSettings, model: str) -> dict[Role, int]:

@@ -5,13 +5,13 @@ import logging
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.scale_connector import ScaleConnector
-from penstock.adapters.plugins.plugin_host import PluginHost, wants_outside
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.machine import Event, Nanos, Woken, seconds
@@ -28,6 +28,13 @@ NAME = "planner"
 STATE_SHARE = 50
 """The time between two writes of the planner's state, in multiples of a write's duration: a thousand workers are some
 seconds of work, a few are written each tick. A successor with an older state reads again what came since."""
+
+
+class _OutsidePlugins(Protocol):
+    """Plugins in other processes: `penstock.adapters.plugins.plugin_host.PluginHost`."""
+
+    def ask(self, question: AskPlugin) -> None: ...
+    async def close(self) -> None: ...
 
 
 class PlannerDriver:
@@ -62,7 +69,7 @@ class PlannerDriver:
         self._state = state
         self._renewed = renewed
         self._state_due = 0.0
-        self._host: PluginHost | None = None
+        self._host: _OutsidePlugins | None = None
         self._tasks = BackgroundTasks()
         self._save_lock = asyncio.Lock()
         self.live.on(Observe, self._look)
@@ -81,8 +88,8 @@ class PlannerDriver:
         if self.tick_log.journal is not None:
             self.tick_log.journal.begin(self.live.now())
         plugins = self._settings.plugins
-        if wants_outside(plugins):
-            self._host = PluginHost(
+        if plugins.outside:
+            self._host = host = extension.entry("listener", "planner plugins", "planner.plugins")(
                 plugins,
                 self.post,
                 tick=self._settings.base,
@@ -90,7 +97,7 @@ class PlannerDriver:
                 seats=lambda: self.planner.registry.seats,
                 refused=self.tick_log.metrics.refused,
             )
-            await self._host.start()
+            await host.start()
         self.post(Woken())
 
     def post(self, event: Event) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock import extension
 from penstock.config.files.profile_folder import pool_profile
 from penstock.config.files.timing_files import load_timing
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
@@ -13,10 +14,9 @@ from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, RequestShape, Role, WorkerCard
-from penstock.planner.forecast.warm_up import TraceInterval
+from penstock.planner.forecast.trace_interval import TraceInterval
 from penstock.planner.performance.speed_sources import KnownSpeeds, SourceName
 from penstock.planner.policies.policy_inputs import PolicyInputs
-from penstock.traffic.formats.trace_format import reader
 
 log = logging.getLogger("penstock.planner")
 
@@ -81,6 +81,7 @@ def rows_of(path: Path) -> list[TraceInterval]:
     Raises:
         ConfigError: it can't be read, or its format is unknown.
     """
+    reader = extension.entry("trace format", "any", "planner.classic.forecast.warm_up_trace")
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             trace = reader(None, file, name=str(path), skip_bad=True, block_size=None)

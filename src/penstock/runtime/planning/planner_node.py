@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from penstock import extension
 from penstock.adapters.connectors.scale_connector import ChecksTargets, ScaleConnector
 from penstock.adapters.engines.http.engine_access import EngineAccesses
-from penstock.adapters.plugins.keda_scaler import KedaScaler
 from penstock.adapters.seams import Store
 from penstock.adapters.sources.traffic_source import TrafficSource
 from penstock.adapters.task_cancel import cancel_all
@@ -94,8 +94,9 @@ class PlannerNode:
             ttl=max(settings.discovery.ttl, 3 * planning.base),
         )
         keeping.listeners += listeners
-        self._keda = KedaScaler(interval=planning.base) if planning.external_scaler_port else None
-        if self._keda is not None:
+        self._keda = None
+        if planning.external_scaler_port:
+            self._keda = extension.entry("listener", "keda", "planner.external_scaler_port")(interval=planning.base)
             keeping.recommended = self._keda.recommend
         self._connector = connector
         self.driver = PlannerDriver(

@@ -1,11 +1,16 @@
 """Opens the virtual keys of a namespace over an etcd client, for an outside orchestrator or for a planner."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.adapters.connectors.virtual_client import UnknownDecision, VirtualClient, VirtualDecision
+from penstock.adapters.connectors.virtual_connector import VirtualConnector
 from penstock.adapters.connectors.virtual_keys import prefix_of
 from penstock.adapters.stores.etcd_client import EtcdClient, EtcdLogin
 from penstock.adapters.stores.etcd_keys import EtcdKeys
+from penstock.config.settings.cluster_settings import ClusterSettings
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import Pool, Role
+from penstock.runtime.backends import open_etcd
 
 __all__ = ["UnknownDecision", "VirtualClient", "VirtualDecision", "connect", "keys_of"]
 
@@ -26,3 +31,35 @@ def connect(
 def keys_of(client: EtcdClient, namespace: str) -> EtcdKeys:
     """Return the keys of a namespace; they own the client from here on."""
     return EtcdKeys(client, prefix_of(namespace))
+
+
+def virtual_connector(
+    settings: ClusterSettings, pools: Mapping[str, Pool], roles: Callable[[str], Mapping[Role, int]]
+) -> VirtualConnector:
+    """Return the connector of ``planner.connector: virtual``.
+
+    Args:
+        pools: of the config; ``roles``: returns how many workers of each role a model begins with.
+    Raises:
+        ConfigError: it is not clear which model is scaled, or a certificate can't be read.
+    """
+    keys = keys_of(open_etcd(settings.discovery.etcd), settings.planner.virtual.namespace)
+    model = only_model(settings)
+    return VirtualConnector(keys, settings.planner.virtual, model=model, pools=roles(model))
+
+
+def only_model(settings: ClusterSettings) -> str:
+    """Return the model whose workers an outside orchestrator scales.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    named = settings.planner.virtual.model
+    if named is not None:
+        return named
+    if len(settings.models) == 1:
+        return next(iter(settings.models))
+    raise ConfigError(
+        f"the config has {len(settings.models)} models: {', '.join(settings.models)}",
+        hint="say with planner.virtual.model which of them is scaled",
+    )

@@ -26,8 +26,8 @@ import msgspec
 import penstock
 from penstock.config.redact import without_secrets
 from penstock.config.settings.cluster_settings import RunSettings
-from penstock.kernel.block_runs import plain
 from penstock.kernel.errors import ConfigError, write_hint
+from penstock.kernel.values import plain
 from penstock.runtime.records.segments import SEGMENTS, rotate
 
 log = logging.getLogger("penstock.run_folder")

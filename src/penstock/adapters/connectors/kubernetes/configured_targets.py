@@ -13,9 +13,21 @@ from penstock.adapters.connectors.kubernetes.own_cluster import KIND as OWN
 from penstock.adapters.connectors.kubernetes.own_cluster import OwnCluster
 from penstock.adapters.connectors.kubernetes.scale_target import ScaleTarget
 from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
+from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Pool, Role
+
+
+def kubernetes_connector(
+    settings: ClusterSettings, pools: Mapping[str, Pool], roles: Callable[[str], Mapping[Role, int]]
+) -> KubernetesConnector:
+    """Return the connector of ``planner.connector: kubernetes``; the arguments are those of `connector_of`.
+
+    Raises:
+        ConfigError: there is no login at an API server, or nothing is named to scale.
+    """
+    return connector_of(open_client(settings.discovery.kubernetes), settings, pools, roles)
 
 
 def connector_of(

@@ -1,0 +1,1 @@
+"""An extension of Penstock by the labels of workers."""
