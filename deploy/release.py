@@ -181,26 +181,27 @@ def chart(root: Path, version: str, folder: Path) -> str | None:
     return None
 
 
-def image(root: Path, version: str, folder: Path, base: str | None, before: Sequence[str] = ()) -> str | None:
-    """Build the image into an archive, with its bill of materials beside it; return why not, where it was not.
-
-    ``before``: buildah's own options, such as where it keeps its files.
-    """
+def image(root: Path, version: str, folder: Path, base: str | None) -> str | None:
+    """Build the image into an archive, with its bill of materials beside it; return why not, where it was not."""
     buildah = program("buildah", root)
     if buildah is None:
         return "the image: no buildah on the path (Debian and Fedora have it as a package)"
     name = f"penstock:{version}"
     arguments = [("BASE", base), ("COMMIT", commit(root))]
     given = [word for key, value in arguments if value for word in ("--build-arg", f"{key}={value}")]
-    subprocess.run([buildah, *before, "build", *given, "--tag", name, root], check=True)
-    archive = folder / f"penstock-{version}-image.tar"
-    subprocess.run([buildah, *before, "push", name, f"oci-archive:{archive}:{name}"], check=True)
-    bill = materials((buildah, *before), name, version)
-    archive.with_name(f"penstock-{version}-image.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
+    subprocess.run([buildah, "build", *given, "--tag", name, root], check=True)
+    archive((buildah,), name, version, folder)
     return None
 
 
-def materials(buildah: Sequence[str], name: str, version: str) -> dict[str, Any]:
+def archive(buildah: Sequence[str | Path], name: str, version: str, folder: Path) -> None:
+    """Write an image as one file, and its bill of materials beside it."""
+    stem = f"penstock-{version}-image"
+    subprocess.run([*buildah, "push", name, f"oci-archive:{folder / stem}.tar:{name}"], check=True)
+    (folder / f"{stem}.cdx.json").write_text(json.dumps(materials(buildah, name, version), indent=1) + "\n")
+
+
+def materials(buildah: Sequence[str | Path], name: str, version: str) -> dict[str, Any]:
     """Return an image's packages, those of Python and of Debian, as CycloneDX has them."""
 
     def output(*words: str) -> str:
