@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root, version = options.root.resolve(), options.version
     try:
         if not SEMVER.fullmatch(version):
-            raise Refused(f"{version} is not X.Y.Z, three numbers as in 0.2.0")
+            raise Refused(f"the version {version!r} is not X.Y.Z, three numbers as in 0.2.0")
         if options.set:
             for name in changed_places(root, version):
                 print(f"wrote {version} into {name}")

@@ -19,7 +19,7 @@ bench: Any = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(bench)
 FOLDER = ROOT / "examples/recipes"
 PAGE = ROOT / "docs/guides/recipes.md"
-REGENERATED = "gpt-oss-120b-h100"
+REGENERATED = "llama-3.1-8b-instruct-h200"
 NAMES = [recipe.name for recipe in bench.RECIPES]
 
 

@@ -125,4 +125,5 @@ def test_the_next_steps_are_those_for_what_was_made(tmp_path: Path) -> None:
     assert "git tag --sign v9.9.9" in few and "twine upload" in few and "gpg" in few
     assert not re.search("helm|buildah|auditwheel", few)
     names = ["penstock-9.9.9.tgz", "penstock-9.9.9-image.tar", "penstock-9.9.9-cp311-cp311-linux_x86_64.whl"]
-    assert all(word in release.next_steps("9.9.9", tmp_path, names) for word in ("helm push", "docker://", "auditwheel"))
+    steps = release.next_steps("9.9.9", tmp_path, names)
+    assert all(word in steps for word in ("helm push", "docker://", "auditwheel"))

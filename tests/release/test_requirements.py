@@ -1,4 +1,4 @@
-"""The pins of requirements/ci.txt: a hash on each, no host, within the ranges of pyproject.toml, no release that is bad."""
+"""The pins of requirements/ci.txt: a hash on each, no host, within pyproject's ranges, no bad release."""
 
 import re
 import tomllib

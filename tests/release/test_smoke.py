@@ -1,4 +1,4 @@
-"""A release of a version to come, installed into a fresh environment outside the checkout, and used as by a stranger."""
+"""A release of a version to come, in a fresh environment outside the checkout, used as a stranger uses it."""
 
 import hashlib
 import json
