@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership bench-kv-events clean help
+.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership recipes requirements release version clean help bench-kv-events
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -114,8 +114,8 @@ nightly: ## Run everything at full depth and write docs/reference/nightly.json; 
 	.ci/run nightly $(SUITES)
 
 lint: dev ## Format, lint and import contracts
-	$(BIN)/ruff format --check src tests bench hatch_build.py
-	$(BIN)/ruff check src tests bench hatch_build.py
+	$(BIN)/ruff format --check src tests bench deploy hatch_build.py
+	$(BIN)/ruff check src tests bench deploy hatch_build.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.house
 
@@ -183,9 +183,27 @@ bench-kv-events: install ## KV events of 500 engines: steady, a burst of all at 
 bench-transfer: install ## Transfers beside raw limits, and beside NIXL and KVCR in PEERS, into docs/ (5 minutes on an idle machine)
 	$(BIN)/python bench/transfer/run.py --docs docs/bench/transfer.md
 
+recipes: install ## Plan eight well-known models on three GPUs anew: examples/recipes and docs/guides/recipes.md (3 minutes)
+	$(BIN)/python bench/recipes.py --docs docs/guides/recipes.md
+
+.venv-release/.installed: pyproject.toml
+	@test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	$(call into,.venv-release,-e '.[release]')
+	@touch $@
+
+requirements: .venv-release/.installed ## Pin what CI installs by version and hash, into requirements/ci.txt
+	.venv-release/bin/uv pip compile pyproject.toml --extra dev --extra fuzz --extra clients --universal --python-version 3.11 \
+	  --upgrade --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet --output-file requirements/ci.txt
+
+release: .venv-release/.installed ## Make the files of a release into dist/VERSION: VERSION=X.Y.Z, COMPILED=1, BASE=IMAGE
+	.venv-release/bin/python deploy/release.py $(or $(VERSION),"") $(if $(COMPILED),--compiled) $(if $(BASE),--base $(BASE))
+
+version: .venv-release/.installed ## Write VERSION=X.Y.Z into every place that has it
+	.venv-release/bin/python deploy/release.py $(or $(VERSION),"") --set
+
 format: dev ## Put the sources in order
-	$(BIN)/ruff format src tests bench hatch_build.py
-	$(BIN)/ruff check --fix src tests bench hatch_build.py
+	$(BIN)/ruff format src tests bench deploy hatch_build.py
+	$(BIN)/ruff check --fix src tests bench deploy hatch_build.py
 
 clean: ## Remove the virtual environment and caches; run folders stay
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .hypothesis build dist

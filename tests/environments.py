@@ -69,6 +69,7 @@ ENVIRONMENTS = {
         optional=True,
     ),
     "docs": Environment(("make", ".venv-docs/.installed")),
+    "release": Environment(("make", ".venv-release/.installed")),
     "kubernetes": Environment(
         (PYTHON, "tests/kubernetes/setup/install.py", PROGRAMS),
         variables={"PENSTOCK_K8S_PROGRAMS": PROGRAMS},

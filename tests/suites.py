@@ -81,9 +81,9 @@ COMPILED = ("kernel", "router", "engine", "simulate", "traffic")
 PURE = (*COMPILED, "planner", "fleet", "blocks")
 SHELL = (
     *("config", "cli", "adapters", "contracts", "frontend", "inside", "kubernetes", "page", "picker", "runtime"),
-    *("report", "profiler", "docs", "security", "testing", "transfer"),
+    *("report", "profiler", "docs", "release", "security", "testing", "transfer"),
 )
-SLOW_ELSEWHERE = ("cli", "kubernetes", "picker", "profiler", "report")
+SLOW_ELSEWHERE = ("cli", "kubernetes", "picker", "profiler", "release", "report")
 """Rooms whose slow tests are in suites of their own."""
 BUILD = ("hatch_build.py", "pyproject.toml")
 CLIENTS = (
@@ -132,7 +132,7 @@ SUITES = (
             *sources("frontend", "inside"),
             *sources("page", "picker", "profiler", "report", "runtime", "testing", "transfer"),
             *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", ".ci"),
-            *(".gitignore", "bench", "docs", "examples"),
+            *(".gitignore", "bench", "docs", "examples", "requirements"),
             *(
                 "tests/environments.py",
                 "tests/house.py",
@@ -361,7 +361,18 @@ SUITES = (
     Suite(
         "docs", (SITE,), subject=("docs", "mkdocs.yml"), select="slow", workers=1, needs=("docs",), requires=("mkdocs",)
     ),
-    Suite("image", (IMAGE,), subject=("Dockerfile", ".dockerignore", *BUILD), select="", workers=1),
+    Suite(
+        "image", (IMAGE,), subject=("Dockerfile", ".dockerignore", "deploy/release.py", *BUILD), select="", workers=1
+    ),
+    Suite(
+        "release",
+        ("tests/release",),
+        subject=("deploy/release.py", *BUILD),
+        select="slow",
+        workers=1,
+        needs=("release",),
+        requires=("release",),
+    ),
     Suite(
         "soak",
         ("tests/soak",),

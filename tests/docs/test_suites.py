@@ -81,7 +81,7 @@ def test_the_gate_runs_its_parts_where_nothing_changed(
     ("file", "suites"),
     [
         ("src/penstock/router/router.py", {"compiled-pure", "compiled-random", "compiled-shell", "simulations"}),
-        ("hatch_build.py", {"compiled-pure", "compiled-random", "compiled-shell", "image"}),
+        ("hatch_build.py", {"compiled-pure", "compiled-random", "compiled-shell", "image", "release"}),
         ("tests/doubles/kubernetes/kubelet/new.py", {"double"}),
         ("src/penstock/transfer/new.py", {"nixl", "slow", "vllm"}),
         ("src/penstock/adapters/engines/dialects/llamacpp.py", {"llamacpp", "slow", "vllm", "vllm-attached"}),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock import __version__
 from tests.kubernetes.conftest import RunningApi, running_double
 from tests.kubernetes.setup.kustomize_base import BASE, CHART, ROOT, base_text
 
@@ -220,7 +221,7 @@ def test_an_upgrade_brings_new_definitions_and_leaves_the_key_and_the_users_reso
     assert columns() == before + 1
     assert get("secret", "demo-penstock-simulated")["data"] == key, "clients have it"
     image = get("deployment", "demo-penstock-operator")["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert image == "penstock:0.1.0"
+    assert image == f"penstock:{__version__}"
     assert get("penstockcluster", "mine")["spec"]["models"]
 
     run(helm, "rollback", "demo", "1", *place, HOME=str(tmp_path))

@@ -15,6 +15,7 @@ import pytest
 from penstock.adapters.engine_ports import free_port
 from tests.conftest import skip_or_fail
 from tests.kubernetes.programs import program
+from tests.release.release_script import script
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,16 +32,16 @@ class Buildah:
     """buildah with a storage of its own, which goes with the test."""
 
     def __init__(self, path: Path, folder: Path, driver: str) -> None:
-        self._words = [str(path), "--root", str(folder / "root"), "--runroot", str(folder / "run")]
-        self._words += ["--storage-driver", driver]
+        self.words = [str(path), "--root", str(folder / "root"), "--runroot", str(folder / "run")]
+        self.words += ["--storage-driver", driver]
 
     def run(self, *words: str, timeout: float = 600.0) -> str:
-        answer = subprocess.run([*self._words, *words], capture_output=True, text=True, timeout=timeout)
+        answer = subprocess.run([*self.words, *words], capture_output=True, text=True, timeout=timeout)
         assert answer.returncode == 0, f"{words}: {answer.stdout[-3000:]}{answer.stderr[-3000:]}"
         return answer.stdout.strip()
 
     def start(self, *words: str, log: Path) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([*self._words, *words], stdout=log.open("wb"), stderr=subprocess.STDOUT)
+        return subprocess.Popen([*self.words, *words], stdout=log.open("wb"), stderr=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,19 @@ def test_the_image_has_the_wheel_and_no_sources_and_runs_without_root(buildah: B
     assert words[:2] == ["65532", "False"]
     assert words[2].startswith("/opt/penstock/lib/")
     buildah.run("rm", container)
+
+
+def test_a_release_has_it_as_one_file_with_its_bill_of_materials(
+    buildah: Buildah, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
+    script().archive(buildah.words, image, "9.9.9", tmp_path)
+    assert (tmp_path / "penstock-9.9.9-image.tar").stat().st_size > 20 << 20
+    bill = json.loads((tmp_path / "penstock-9.9.9-image.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", "9.9.9")
+    listed = {each["purl"].partition("@")[0]: each["version"] for each in bill["components"]}
+    assert {"pkg:pypi/penstock", "pkg:pypi/aiohttp", "pkg:pypi/lightkube", "pkg:generic/python"} <= listed.keys()
+    assert all(listed.values()), listed
 
 
 def test_a_simulated_cluster_starts_in_it_and_answers(buildah: Buildah, image: str, tmp_path: Path) -> None:

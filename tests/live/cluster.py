@@ -24,11 +24,16 @@ class Served:
     """A running `penstock up` (or serve, attach): its endpoint, run folder and process."""
 
     def __init__(
-        self, arguments: list[str], folder: Path, env: dict[str, str] | None = None, before: Sequence[str] = ()
+        self,
+        arguments: list[str],
+        folder: Path,
+        env: dict[str, str] | None = None,
+        before: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "penstock"),
     ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "penstock", *arguments],
+            [*before, *program, *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
