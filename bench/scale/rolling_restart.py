@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +43,6 @@ REQUESTS = 50.0
 """Requests per second, of which each takes `TAKES` seconds."""
 TAKES = 0.3
 NUMBERS = 4096
-
-Alive = "SynchronizedArray[Any]"
 
 
 class Rollout(NamedTuple):
