@@ -281,15 +281,3 @@ async def restarted(folder: Path, replicas: int, at_once: int, cpu: Callable[[in
     kilobytes = done.pop("bytes") / 1e3
     print(f"{replicas} replicas, {at_once} at once: {seconds:.1f} s, {dict(done)}", flush=True)
     return Rollout(replicas, at_once, seconds, *spent, done.total(), kilobytes, load.requests, load.lost)
-
-
-if __name__ == "__main__":
-    import sys
-    import tempfile
-
-    def _cpu(pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    with tempfile.TemporaryDirectory() as folder:
-        print(asyncio.run(restarted(Path(folder), int(sys.argv[1]), int(sys.argv[2]), _cpu)))
