@@ -174,7 +174,7 @@ bench-scale: install ## A request's CPU before 4 to 2,000 engines, ours and the 
 bench-long-prompts: install ## CPU of prompts of 100,000 tokens: new, known but for their end, repeated, into docs/ (3 minutes)
 	$(BIN)/python bench/long_prompts.py --docs docs/bench/long-prompts.md
 
-bench-membership: install ## 2,000 workers in SQLite, etcd and a Kubernetes double: joins, leaves, rest, a store that does not answer, into docs/ (3 minutes)
+bench-membership: install ## 2,000 workers in SQLite, etcd and a Kubernetes double: joins, leaves, rest, a store that does not answer; rolling restarts; placements among four frontends; into docs/ (7 minutes)
 	$(BIN)/python bench/scale/membership.py --docs docs/bench/membership.md
 
 bench-kv-events: install ## KV events of 500 engines: steady, a burst of all at once, a frontend that joins late, into docs/ (1 minute)

@@ -1,4 +1,5 @@
 """What do 2,000 workers cost in each discovery store, at rest, when 500 join or leave at once, and where it is slow?
+And a rolling restart of a large pool, and what frontends tell each other of requests (rolling_restart, placements)?
 
 usage: python bench/scale/membership.py [--workers N] [--stores sqlite etcd kubernetes] [--docs PAGE]
 
@@ -27,7 +28,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import placements  # noqa: E402
+import rolling_restart  # noqa: E402
 
 from penstock.adapters.seams import Store, StoreUnavailable  # noqa: E402
 from penstock.adapters.stores.etcd_client import EtcdClient  # noqa: E402
@@ -36,16 +40,15 @@ from penstock.adapters.stores.kubernetes_leases import KubernetesLeases  # noqa:
 from penstock.adapters.stores.sqlite_store import SqliteStore  # noqa: E402
 from penstock.adapters.task_cancel import cancel_all  # noqa: E402
 from penstock.config.settings.discovery_settings import KubernetesSettings  # noqa: E402
-from penstock.kernel.values import RequestId, WorkerCard, WorkerId  # noqa: E402
+from penstock.kernel.values import WorkerCard, WorkerId  # noqa: E402
 from penstock.report.markdown import write_part  # noqa: E402
-from penstock.router.events import Finished, FirstToken, OperatorNote, Publish, ReplayWanted  # noqa: E402
+from penstock.router.events import OperatorNote, Publish, ReplayWanted  # noqa: E402
 from penstock.router.router import Router  # noqa: E402
 from penstock.router.settings import RouterSettings  # noqa: E402
 from penstock.runtime.cluster_state.membership import Membership, MembershipEntry, key_of  # noqa: E402
 from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in  # noqa: E402
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS  # noqa: E402
 from penstock.runtime.live_driver import LiveDriver  # noqa: E402
-from penstock.testing.router_world import BLOCK, RouterWorld, arrived, card  # noqa: E402
 from tests.servers import Etcd  # noqa: E402
 
 STORES = ("sqlite", "etcd", "kubernetes")
@@ -53,6 +56,8 @@ TTL = 10.0
 AT_ONCE = 64
 """Requests that the owner has under way."""
 BATCH = 500
+RESTARTS = ((200, 10), (600, 30))
+"""Engines of pools that are restarted, and how many of them at once."""
 REST, PAUSE = 6.0, 3.0
 """Seconds of rest that are measured, and for which the store answers nobody."""
 
@@ -79,7 +84,11 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-membership-") as text, place(kind, Path(text)) as found:
             rows += asyncio.run(measured(found, options.workers))
-    report = page(rows, options.workers)
+    rollouts = []
+    for replicas, at_once in RESTARTS:
+        with tempfile.TemporaryDirectory(prefix="penstock-membership-") as text:
+            rollouts.append(asyncio.run(rolling_restart.restarted(Path(text), replicas, at_once, _cpu)))
+    report = page(rows, options.workers, rollouts, placements.measured())
     print(report)
     if options.docs is not None:
         write_part(options.docs, report)
@@ -314,21 +323,9 @@ def _cpu(pid: int | None) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def placements() -> list[tuple[int, int]]:
-    """Return the bytes in which a frontend tells each other one of a request, by the tokens of its prompt."""
-    found = []
-    for tokens in (1_000, 10_000, 100_000):
-        world = RouterWorld(card("a"))
-        world.router.shared = True
-        effects = world.post(arrived("0123456789abcdef", tokens))
-        effects += world.post(FirstToken(id=RequestId("0123456789abcdef"), attempt=1), after=0.1)
-        effects += world.post(Finished(id=RequestId("0123456789abcdef"), attempt=1, tokens=100), after=1.0)
-        told = [effect.placement for effect in effects if isinstance(effect, Publish)]
-        found.append((tokens, sum(len(msgspec.msgpack.encode(each)) for each in told)))
-    return found
-
-
-def page(rows: list[Row], workers: int) -> str:
+def page(
+    rows: list[Row], workers: int, rollouts: list[rolling_restart.Rollout], tellings: list[placements.Telling]
+) -> str:
     """Return the measured part of the page."""
     lines = [
         f"{os.cpu_count()} cores, {workers:,} workers of one owner, one frontend, leases of {TTL:.0f} s; the owner "
@@ -345,11 +342,30 @@ def page(rows: list[Row], workers: int) -> str:
         )
     lines += [
         "",
-        f"Placements, blocks of {BLOCK} tokens:",
+        f"Rolling restarts over SQLite, {rolling_restart.REQUESTS:.0f} requests/s of {rolling_restart.TAKES} s "
+        f"meanwhile, engines that start in {rolling_restart.START} s:",
         "",
-        "| tokens of a prompt | bytes of a request to each peer |",
+        "| engines | at once | s | supervisor, CPU s | frontend, CPU s | writes | MB written | requests lost |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += ["|---:|---:|", *(f"| {tokens:,} | {size:,} |" for tokens, size in placements())]
+    for one in rollouts:
+        lines.append(
+            f"| {one.replicas} | {one.at_once} | {one.seconds:.0f} | {one.supervisor:.1f} | {one.frontend:.1f} | "
+            f"{one.writes:,} | {one.kilobytes / 1e3:.1f} | {one.lost} of {one.requests:,} |"
+        )
+    lines += [
+        "",
+        f"{placements.FRONTENDS} frontends, {placements.RATE} requests/s each over {placements.WORKERS} workers, "
+        f"blocks of {placements.BLOCK} tokens; per request and peer, and CPU of a frontend per own request:",
+        "",
+        "| plane | tokens | requests come | messages | bytes | MB/s sent | alone, ms | of four, ms |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for each in tellings:
+        lines.append(
+            f"| {each.plane} | {each.tokens:,} | {'all at once' if each.at_once else 'evenly'} | {each.messages:.2f} | "
+            f"{each.bytes:,.0f} | {each.per_second / 1e6:.2f} | {each.alone_ms:.2f} | {each.ms:.2f} |"
+        )
     return "\n".join(lines) + "\n"
 
 

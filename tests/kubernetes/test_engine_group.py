@@ -93,7 +93,7 @@ def test_a_group_ends_with_any_of_its_pods() -> None:
     ("kubernetes", "more", "words"),
     [
         ({"strategy": {"main": {"maxSurge": 0, "maxUnavailable": 0}}}, {}, "no pod could be replaced"),
-        ({"strategy": {"main": {"maxSurge": 2}}}, {}, "spec.kubernetes"),
+        ({"strategy": {"main": {"maxSurge": -1}}}, {}, "spec.kubernetes"),
         ({"strategy": {"main": {"surge": 1}}}, {}, "surge"),
         ({"strategy": {"mian": {"maxSurge": 0}}}, {}, "pool mian, and there is none"),
         ({"scaled": "other"}, {}, "no such pool"),

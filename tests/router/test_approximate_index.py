@@ -143,3 +143,33 @@ def test_what_a_gone_target_leaves_behind_is_cleared_in_steps() -> None:
     index.routed(RANK, [5], now=0)
     index.check()
     assert len(index.snapshot()["slots"]["pairs"]) == 2, "the bit is free again"
+
+
+def test_a_prompt_that_comes_again_refreshes_stretches_and_not_blocks() -> None:
+    index = ApproximateIndex(ttl=10)
+    prompt = list(range(1000))
+    for now in range(3):
+        index.routed(A, prompt, now)
+    assert _stretches(index) == [(12, 1000)]
+    index.routed(A, prompt[:600], 5)
+    assert _stretches(index) == [(12, 400), (15, 600)]
+    index.routed(A, [*prompt[:800], 2000, 2001], 6)
+    assert _stretches(index) == [(12, 200), (16, 2), (16, 200), (16, 600)]
+    index.routed(A, prompt, 7)
+    assert _stretches(index) == [(16, 2), (17, 200), (17, 200), (17, 600)]
+    index.check()
+    assert index.overlap([*prompt[:800], 2000], 15) == {A: 801}
+    assert index.overlap([*prompt[:800], 2000], 16) == {A: 800}
+
+
+def _stretches(index: ApproximateIndex) -> list[tuple[int, int]]:
+    (held,) = index.snapshot()["until"]
+    return [(until, len(blocks)) for until, blocks in held[1]]
+
+
+def test_blocks_that_agree_in_their_hash_cost_nothing_but_a_guess() -> None:
+    index = ApproximateIndex(ttl=10, blocks_max=8)
+    for now, blocks in enumerate(([1, 2, 1, 2], [5, 2, 6], [1, 9, 9], [7, 7, 7, 7, 7])):
+        index.routed(A, blocks, now)
+    assert index.overlap([1, 2], 30) == {} and len(index) == 0
+    assert index.snapshot()["masks"] == []

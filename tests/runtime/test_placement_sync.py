@@ -105,10 +105,24 @@ async def test_steps_that_no_longer_matter_are_left_out() -> None:
             while not mine.sent:
                 await asyncio.sleep(0.005)
         (message,) = mine.sent
-        found = [(p["id"], p["step"], p["tokens"]) for p in msgspec.msgpack.decode(message)["placements"]]
+        found = [(p["id"], p["step"], p.get("tokens", 0)) for p in msgspec.msgpack.decode(message)["placements"]]
         assert found == [
             ("r1", "placed", 0), ("r1", "first", 0), ("r1", "grown", 8), ("r2", "placed", 0), ("r2", "ended", 0)
         ]  # fmt: skip
+
+
+def test_only_what_is_known_of_a_request_is_told() -> None:
+    blocks = [1 << 63] * 62
+    common = {"id": RequestId("0123456789abcdef"), "model": "m", "target": Target(WorkerId("main-12"))}
+    told = [
+        Placement(step="placed", prompt=Prompt(1000, blocks), cached=64, **common),
+        Placement(step="first", **common),
+        Placement(step="ended", tokens=100, **common),
+    ]
+    sizes = [len(msgspec.msgpack.encode(each)) for each in told]
+    assert sizes[0] < 9 * len(blocks) + 120 and max(sizes[1:]) < 80
+    for each in told:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(each), type=Placement) == each
 
 
 def test_one_look_for_silent_requests_is_planned_however_many_there_are() -> None:

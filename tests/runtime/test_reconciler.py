@@ -39,6 +39,7 @@ from penstock.runtime.cluster_state.desired_state import (
 from penstock.runtime.cluster_state.drain_progress import DrainProgress, running
 from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
+from penstock.runtime.supervision import reconciler
 from penstock.runtime.supervision import requests_left as module
 from penstock.runtime.supervision.fleet_driver import RequestCount
 from penstock.runtime.supervision.reconciler import Reconciler
@@ -137,6 +138,23 @@ async def scene(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     yield build
     for one in made:
         await one.close()
+
+
+async def test_a_report_of_all_replicas_is_not_written_for_each_event(scene, monkeypatch):
+    monkeypatch.setattr(reconciler, "EVERY", 3600.0)
+    written = []
+    put_one = MemoryStore.put
+
+    async def counted(store, key, value, *, ttl=None):
+        written.append(key)
+        await put_one(store, key, value, ttl=ttl)
+
+    monkeypatch.setattr(MemoryStore, "put", counted)
+    here = await scene(2)
+    for replicas in (4, 1, 3):
+        await put(here.store, DESIRED + "main", PoolSpec(replicas=replicas))
+        await here.ward.settled(ready=replicas)
+    assert written.count(POOLS + "main") == 1
 
 
 async def test_a_pool_becomes_what_is_wished_and_says_so(scene):

@@ -1,4 +1,4 @@
-"""Command ``penstock restart``: rolling restart of every engine and frontend of a running cluster, one by one."""
+"""Command ``penstock restart``: rolling restart of every engine and frontend of a running cluster."""
 
 import click
 from msgspec.structs import asdict
@@ -28,7 +28,7 @@ were added with 'penstock join', are left alone.
 @cluster_options
 @json_option
 def command(client: AdminClient, force: bool, patience: float | None, as_json: bool) -> int:
-    """Replace every engine and every frontend of a running cluster, one after the other."""
+    """Replace every engine and every frontend of a running cluster: one engine in twenty at a time."""
     accepted, _ = client.post("/admin/restart", RestartBody(force), RestartBegun)
     report: RestartStatus | None = None
     if patience is not None:

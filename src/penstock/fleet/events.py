@@ -18,9 +18,10 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     Args:
         gpus: that each replica takes of this machine's.
         adopted: engines of an earlier supervisor that run already, be they too many: their numbers and GPUs.
-        outdated: those of them that would be started in another way now; they are replaced, one after the other.
-        surge: replicas that a pool may have beyond the desired ones while one is replaced: 0 or 1.
-        unavailable: how many may lack meanwhile, 0 or 1; None is 1 where several are desired.
+        outdated: those of them that would be started in another way now; they are replaced, some at a time.
+        surge: replicas that a pool may have beyond the desired ones while some are replaced; None is a twentieth of
+            these, one at least.
+        unavailable: how many may lack meanwhile; None is as many, where several are desired.
         attached: its replicas are servers that others run, ``configured.desired`` of them.
         watched: its processes are asked for their health, as such servers are, and started again where they are stuck.
         sleeping: replicas that are put to sleep at most, in place of ending, where the pool shrinks.
@@ -31,7 +32,7 @@ class PoolAdded(Event, frozen=True, kw_only=True):
     gpus: int = 0
     adopted: dict[int, tuple[int, ...]] = {}
     outdated: frozenset[int] = frozenset()
-    surge: int = 1
+    surge: int | None = None
     unavailable: int | None = None
     attached: bool = False
     health: HealthLimits = HealthLimits()
@@ -108,7 +109,7 @@ class ServerLeaving(Event, frozen=True, kw_only=True):
 
 
 class RestartDesired(Event, frozen=True, kw_only=True):
-    """Every engine, then every frontend should be replaced, one at a time.
+    """Every engine, then every frontend should be replaced, some at a time.
 
     Args:
         force: also where that leaves a pool without any engine for a while.

@@ -60,9 +60,11 @@ class Fleet:
         else:
             changed = True
             self._desired(now, event)
+        changed |= bool(self._lives.vacated)
         self._refill(now)
-        self._restart.advance(now)
-        self._refill(now)
+        if changed:  # most events are of probes that find what the last ones did
+            self._restart.advance(now)
+            self._refill(now)
         effects = self._effects[:]
         self._effects.clear()
         # Most events are of health checks of servers that are well: readers of thousands of them are not told.
@@ -87,7 +89,7 @@ class Fleet:
         serial = life.serial if isinstance(event, _OF_SPAWN) else life.publication
         if event.serial != serial:  # type: ignore[attr-defined]
             return False
-        lives, before = self._lives, (life.phase, life.reason)
+        lives, before = self._lives, (life.phase, life.reason, life.unplaced)
         match event:
             case events.Started():
                 lives.started(life, event)
@@ -111,7 +113,7 @@ class Fleet:
                 lives.sleep_failed(life, event)
             case events.Awoke():
                 lives.awoke(now, life)
-        return not isinstance(event, events.Probed) or (life.phase, life.reason) != before
+        return not isinstance(event, events.Probed) or (life.phase, life.reason, life.unplaced) != before
 
     def _desired(self, now: Nanos, event: Event) -> None:
         state = self.state

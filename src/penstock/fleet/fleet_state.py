@@ -185,7 +185,7 @@ class FleetPool(msgspec.Struct, kw_only=True):
     drains: dict[str, Drain] = {}
     surge: int = 0
     """Replicas above the desired ones, while a restart replaces some."""
-    max_surge: int = 1
+    max_surge: int | None = None
     max_unavailable: int | None = None
     """Of a restart: `penstock.fleet.events.PoolAdded` has them as ``surge`` and ``unavailable``."""
     retiring: set[str] = set()
@@ -223,7 +223,9 @@ class RestartState(msgspec.Struct, kw_only=True):
     former: dict[str, list[str]]
     """Pool -> its replicas when the restart began."""
     engines: list[tuple[str, str]]
-    """(pool, replica) to be replaced, the one that is being replaced first."""
+    """(pool, replica) to be replaced, those of a pool that are being replaced first..."""
+    batch: int = 1
+    """... and how many these are."""
     frontends: list[int]
     done: list[str] = []
     step: Literal["next", "surge", "retire", "refill", "frontend"] = "next"

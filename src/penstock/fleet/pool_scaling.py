@@ -63,13 +63,14 @@ class PoolScaling:
             if life.worker in pool.without:
                 lives.want(now, life, False)
                 lives.dismiss(life, "it was drained")
-        staying = leaving_first(life for life in state.of(pool.name) if life.wanted)
-        for life in staying[: max(0, len(staying) - pool.goal) * pool.begun]:
-            lives.want(now, life, False)
+        staying = [life for life in state.of(pool.name) if life.wanted]
         missing = pool.goal - len(staying)
+        for life in leaving_first(staying)[:-missing] if missing < 0 and pool.begun else ():
+            lives.want(now, life, False)
         # One that still drains has its cache; then come those that need not be started.
-        for life in sorted(state.of(pool.name), key=lambda life: (life.phase != "draining", life.number)):
-            if missing > 0 and not life.wanted and lives.may_stay(life) and life.worker not in pool.without:
+        back = (life for life in state.of(pool.name) if not life.wanted) if missing > 0 else ()
+        for life in sorted(back, key=lambda life: life.phase != "draining"):
+            if missing > 0 and lives.may_stay(life) and life.worker not in pool.without:
                 lives.want(now, life, True)
                 missing -= 1
         numbers = {life.number: life for life in state.of(pool.name)}

@@ -1,4 +1,4 @@
-"""Rolling restart: replaces all engines, then all frontends, one by one, without losing a request.
+"""Rolling restart: replaces all engines, some at a time, then all frontends, one by one, without losing a request.
 
 A successor is started before its predecessor is drained wherever the machine has room for it. Where every GPU is taken,
 the predecessor is drained first; for a pool's last engine only with ``force``, or where the pool allows it.
@@ -16,6 +16,8 @@ from penstock.kernel.values import Replica
 
 OUTDATED = RestartOrder(revision="outdated", force=False, frontends=(), outdated=True)
 """The restart that is always desired."""
+SHARE = 20
+"""One in so many engines of a pool is replaced at a time, where its strategy does not say how many: of 200 ten."""
 WAITS = "others are replaced before it"
 
 
@@ -43,7 +45,7 @@ class RollingRestart:
             return
         if event.problem is not None:
             return self._end(now, event.problem)
-        self._did(restart, f"frontend-{restart.frontends.pop(0)}")
+        self._did(restart, [f"frontend-{restart.frontends.pop(0)}"])
         restart.step = "next"
 
     def shown(self, life: Life) -> Replica:
@@ -78,22 +80,23 @@ class RollingRestart:
             return self._after_engines(now, restart)
         if restart.step == "next":
             return self._replace(now, restart)
-        name, worker = restart.engines[0]
-        pool, lives = self._state.pools[name], self._state.of(name)
-        ready = sum(life.state == "ready" for life in lives)
-        if restart.step == "surge" and (ready >= pool.goal or self._gives_way(restart, pool, worker, lives)):
-            self._retire(now, restart, pool, worker)
-        elif restart.step == "retire" and not any(life.worker == worker for life in lives):
+        name, batch = restart.engines[0][0], [worker for _, worker in restart.engines[: restart.batch]]
+        pool = self._state.pools[name]
+        lives = [life for life in self._state.lives.values() if life.pool == name]
+        ready = _serving(lives)
+        if restart.step == "surge" and (ready >= pool.goal or self._gives_way(restart, pool, lives)):
+            self._retire(now, restart, pool)
+        elif restart.step == "retire" and self._state.lives.keys().isdisjoint(pool.retiring):
             pool.surge = 0
-            pool.retiring.discard(worker)
-            restart.before.discard(worker)
+            pool.retiring.clear()
+            restart.before.difference_update(batch)
             restart.step = "refill"
             self._apply(now, pool)
         elif restart.step == "refill" and ready >= pool.goal:
-            restart.engines.pop(0)
+            del restart.engines[: restart.batch]
             restart.step = "next"
             if not restart.renaming:
-                self._did(restart, worker)
+                self._did(restart, batch)
         else:
             return self._failed(now, restart, pool, lives)
         restart.waits.clear()
@@ -130,75 +133,113 @@ class RollingRestart:
         return True
 
     def _replace(self, now: Nanos, restart: RestartState) -> bool:
-        """Begin to replace one engine: those that serve nobody come first."""
+        """Begin to replace engines of a pool: those that serve nobody come first."""
         lives = self._state.lives
         restart.waits.clear()
-        for engine in sorted(restart.engines, key=lambda engine: not _useless(lives.get(engine[1]))):
+        engines = sorted(restart.engines, key=lambda engine: not _useless(lives.get(engine[1])))
+        for engine in engines:
             name, worker = engine
-            life = lives.get(worker)
-            if life is None or not (life.outdated or restart.renaming or not restart.order.outdated):
+            if (life := self._due(restart, worker)) is None:
                 restart.engines.remove(engine)  # it left meanwhile, or was started anew
                 if not restart.renaming:
-                    self._did(restart, worker)
+                    self._did(restart, [worker])
                 return True
             if name in restart.waits:
                 continue
-            waits = self._begun(now, restart, self._state.pools[name], life)
+            alike = [each for pool, other in engines if pool == name and (each := self._due(restart, other))]
+            alike = [each for each in alike if _useless(each) == _useless(life)]
+            waits = self._begun(now, restart, self._state.pools[name], alike)
             if waits is None:
-                restart.engines.remove(engine)
-                restart.engines.insert(0, engine)
                 return True
             restart.waits[name] = waits
         return False
 
-    def _begun(self, now: Nanos, restart: RestartState, pool: FleetPool, life: Life) -> str | None:
-        """Begin to replace an engine; return what it waits for where that can't be yet."""
+    def _due(self, restart: RestartState, worker: str) -> Life | None:
+        """Return an engine that is to be replaced; None where it left meanwhile, or was started anew."""
+        life = self._state.lives.get(worker)
+        return life if life and (life.outdated or restart.renaming or not restart.order.outdated) else None
+
+    def _begun(self, now: Nanos, restart: RestartState, pool: FleetPool, alike: list[Life]) -> str | None:
+        """Begin to replace some engines; return what they wait for where that can't be yet.
+
+        Args:
+            alike: those of the pool that are left, all of them useless or none.
+        """
         lives, desired = self._state.of(pool.name), self._scaling.desired(pool)
         needed = min(desired, pool.goal)  # more may be desired than can be
-        others = sum(other.state == "ready" for other in lives if other is not life)
+        ready = _serving(lives)
+        spare, surge, lack = ready - needed, self._surge(pool), self._lack(restart, pool)
+        room = min(surge, self._scaling.limit(pool) - desired)
+        first = alike[:1]
         restart.before = {other.worker for other in lives}
         if restart.order.outdated and (problem := self._scaling.refusal(pool, desired)) is not None:
             return problem
-        if others >= needed:
-            self._retire(now, restart, pool, life.worker)
-        elif _useless(life):
-            there = sum(other.wanted for other in lives if other is not life)
-            self._retire(now, restart, pool, life.worker, surge=min(0, there - needed))
-        elif pool.max_surge and desired + 1 <= self._scaling.limit(pool):
-            restart.step, pool.surge = "surge", 1
+        if _serving(first) <= spare:
+            self._take(restart, _at_most(alike[: max(1, surge, lack)], spare))
+            self._retire(now, restart, pool)
+        elif _useless(alike[0]):
+            batch = self._take(restart, alike[: max(1, surge, lack)])
+            there = sum(other.wanted for other in lives) - sum(one.wanted for one in batch)
+            self._retire(now, restart, pool, surge=min(0, there - needed))
+        elif room > 0:
+            batch = self._take(restart, alike[:room])
+            restart.step, pool.surge = "surge", len(batch)
             self._apply(now, pool)
-        elif not self._may_lack(restart, pool) and restart.order.outdated:
+        elif not lack and restart.order.outdated:
             return (
                 f"no GPU is free for its successor, and the pool may lack none meanwhile: free {pool.gpus}, or set "
                 "maxUnavailable to 1"
             )
-        elif not self._may_lack(restart, pool):
+        elif not lack:
             self._end(
                 now,
-                f"{life.worker} is its pool's last engine, and no GPU is free for a successor: requests would be "
+                f"{alike[0].worker} is its pool's last engine, and no GPU is free for a successor: requests would be "
                 "refused ('penstock restart --force' does it all the same)",
             )
-        elif others < needed - 1:
+        elif _serving(first) > spare + lack:
             return "others of its pool do not serve yet"
         else:
-            self._retire(now, restart, pool, life.worker, surge=-1)
+            batch = self._take(restart, _at_most(alike[:lack], spare + lack))
+            self._retire(now, restart, pool, surge=-len(batch))
         return None
 
-    def _may_lack(self, restart: RestartState, pool: FleetPool) -> bool:
-        """Return whether a pool may have one engine less than are desired for a while."""
-        if restart.order.force or pool.max_unavailable is not None:
-            return restart.order.force or pool.max_unavailable == 1
-        return not pool.max_surge or self._scaling.desired(pool) >= 2
+    def _surge(self, pool: FleetPool) -> int:
+        """Return how many engines a pool may have beyond those that are desired, for a while."""
+        return self._share(pool) if pool.max_surge is None else pool.max_surge
 
-    def _gives_way(self, restart: RestartState, pool: FleetPool, worker: str, lives: list[Life]) -> bool:
-        """Return whether an engine makes room for its successor, which has none."""
-        others = sum(life.state == "ready" for life in lives if life.worker != worker)
-        unplaced = any(life.unplaced for life in lives if life.worker != worker)
-        return unplaced and self._may_lack(restart, pool) and others >= self._scaling.desired(pool) - 1
+    def _lack(self, restart: RestartState, pool: FleetPool) -> int:
+        """Return how many engines a pool may have less than are desired, for a while."""
+        if pool.max_unavailable or (pool.max_unavailable == 0 and not restart.order.force):
+            return pool.max_unavailable
+        may = restart.order.force or pool.max_surge == 0 or self._scaling.desired(pool) >= 2
+        return self._share(pool) if may else 0
 
-    def _retire(self, now: Nanos, restart: RestartState, pool: FleetPool, worker: str, surge: int = 0) -> None:
+    def _share(self, pool: FleetPool) -> int:
+        return max(1, self._scaling.desired(pool) // SHARE)
+
+    def _gives_way(self, restart: RestartState, pool: FleetPool, lives: list[Life]) -> bool:
+        """Return whether engines make room for their successors, which have none; how many do may be fewer."""
+        workers = [worker for _, worker in restart.engines[: restart.batch]]
+        if not any(life.unplaced and life.worker not in workers for life in lives):
+            return False
+        batch = [life for worker in workers if (life := self._state.lives.get(worker))]
+        ready = _serving(lives)
+        room = ready - self._scaling.desired(pool) + self._lack(restart, pool)
+        batch = _at_most(batch, room)
+        if batch:
+            self._take(restart, batch)
+        return bool(batch)
+
+    def _take(self, restart: RestartState, batch: list[Life]) -> list[Life]:
+        """Let engines be those that are replaced now."""
+        taken = [(life.pool, life.worker) for life in batch]
+        restart.engines[:] = taken + [engine for engine in restart.engines if engine not in taken]
+        restart.batch = len(taken)
+        return batch
+
+    def _retire(self, now: Nanos, restart: RestartState, pool: FleetPool, surge: int = 0) -> None:
         restart.step, pool.surge = "retire", surge
-        pool.retiring.add(worker)
+        pool.retiring.update(worker for _, worker in restart.engines[: restart.batch])
         self._apply(now, pool)
 
     def _apply(self, now: Nanos, pool: FleetPool) -> None:
@@ -209,18 +250,20 @@ class RollingRestart:
 
     def _failed(self, now: Nanos, restart: RestartState, pool: FleetPool, lives: list[Life]) -> bool:
         """End the restart where an engine that was not there before does not start; one of outdated engines waits."""
-        fresh = (life for life in lives if life.worker not in restart.before)
+        troubled = sorted([life for life in lives if life.reason], key=lambda life: life.number)
+        fresh = (life for life in troubled if life.worker not in restart.before)
         failed = next((life for life in fresh if life.state == "failed"), None)
         if failed is not None and not restart.order.outdated:
             self._end(now, f"{failed.worker} does not start: {failed.reason}")
             return True
-        coming = (life for life in lives if life.reason and not life.outdated)
-        words = [f"its successor {life.worker} is {life.state}: {life.reason}" for life in coming]
+        words = [
+            f"its successor {life.worker} is {life.state}: {life.reason}" for life in troubled if not life.outdated
+        ]
         restart.waits[pool.name] = "; ".join(words) or "its successor starts, or it finishes its requests"
         return False
 
-    def _did(self, restart: RestartState, name: str) -> None:
-        restart.done.append(name)
+    def _did(self, restart: RestartState, names: list[str]) -> None:
+        restart.done += names
         self._report("running")
 
     def _end(self, now: Nanos, problem: str | None) -> None:
@@ -250,3 +293,12 @@ def _useless(life: Life | None) -> bool:
     if life is None or life.state == "failed":
         return True
     return life.adopted and life.role is None and life.phase in ("queued", "starting", "probing")
+
+
+def _serving(lives: list[Life]) -> int:
+    return sum([life.phase == "ready" for life in lives])
+
+
+def _at_most(lives: list[Life], serving: int) -> list[Life]:
+    """Return the first of some engines, so many that no more than ``serving`` of them serve."""
+    return [life for place, life in enumerate(lives, 1) if _serving(lives[:place]) <= serving]

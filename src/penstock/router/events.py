@@ -364,10 +364,11 @@ class PeerGone(Event, frozen=True, kw_only=True):
     router: str
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What routers publish to each other of a request, on topic ``active``."""
 
-    version: int = 2
+    version: int = msgspec.field(default_factory=lambda: 2)
+    """Written though it is the default: a factory's values are not left out."""
     step: Literal["placed", "first", "grown", "ended"]
     id: RequestId
     model: str

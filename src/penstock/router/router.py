@@ -25,7 +25,7 @@ from penstock.router.status import router_status
 from penstock.router.status_rows import RouterStatus
 from penstock.router.workers import replica_sync, worker_events
 
-SNAPSHOT_VERSION = 7
+SNAPSHOT_VERSION = 8
 
 
 def woken(core: RouterState, now: Nanos, event: Woken) -> None:

@@ -83,7 +83,7 @@ def sample(type: inspect.Type | Any) -> Any:
 
 def _of_field(field: inspect.Field) -> Any:
     if field.name == "version" or isinstance(field.type, inspect.CustomType):
-        return field.default
+        return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     return CHECKED[field.name] if field.name in CHECKED else sample(field.type)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.prompt.chat_template import MARK, SECONDS, TemplateFailed, TemplateSlow, plain_text
+from penstock.frontend.prompt.known_hashes import KnownHashes
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, TooMuchToEncode
 from penstock.frontend.prompt.request_body import Endpoint, Parsed, media_of, parse
 from penstock.kernel.errors import OverloadedError
@@ -71,6 +72,7 @@ class PromptHasher:
         """Chats that our copy of the template refused; they were routed by their plain text."""
         self._most = threads + queue_max
         self._observe = observe
+        self._known = KnownHashes()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     async def prepare(
@@ -121,7 +123,7 @@ class PromptHasher:
             TemplateSlow, TooMuchToEncode: it would be.
         """
         if token_data:
-            return _of_tokens([token_data], hashing, "nvext.token_data")
+            return self._of_tokens([token_data], hashing, "nvext.token_data")
         if parsed.endpoint == "completions":
             return self._completion(parsed.fields.get("prompt"), tokenizer, hashing, inline)
         return self._chat(parsed.fields, tokenizer, hashing, inline)
@@ -151,9 +153,9 @@ class PromptHasher:
         if prompt is None:  # embeddings given as a prompt: nothing to hash
             return Prompt(0, [], estimated=True)
         if isinstance(prompt, list) and isinstance(prompt[0], int):
-            return _of_tokens([prompt], hashing, "prompt")
+            return self._of_tokens([prompt], hashing, "prompt")
         if isinstance(prompt, list) and isinstance(prompt[0], list):
-            return _of_tokens(prompt, hashing, "prompt")
+            return self._of_tokens(prompt, hashing, "prompt")
         texts = [prompt] if isinstance(prompt, str) else prompt
         return self._of_texts(texts, tokenizer, hashing, special=True, inline=inline)
 
@@ -222,8 +224,17 @@ class PromptHasher:
             tail = tokenizer.encode(after.replace(MARK, ""), special=False, fresh_max=fresh_max)
             beyond = len(tail) + _taken(hashing)
         self._observe("tokenize", time.perf_counter() - started)
-        hashed = _of_tokens(tokens, hashing, "prompt")
+        hashed = self._of_tokens(tokens, hashing, "prompt")
         return Prompt(hashed.isl + beyond, hashed.blocks)
+
+    def _of_tokens(self, prompts: Sequence[Sequence[int]], hashing: BlockHashing, param: str) -> Prompt:
+        first = prompts[0]
+        try:
+            words = first if isinstance(first, array) else array("I", first)
+        except (OverflowError, TypeError):
+            raise rejected("a token id must be a whole number 0..4294967295", param) from None
+        blocks = self._known.block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt)
+        return Prompt(sum(len(tokens) for tokens in prompts), blocks)
 
 
 def _with_images(tokens: "array[int]", hashing: BlockHashing, written: "Sequence[array[int]]") -> Prompt | None:
@@ -298,16 +309,6 @@ def _occurrences(tokens: "array[int]", mark: tuple[int, ...]) -> list[int]:
 def _taken(hashing: BlockHashing) -> int:
     """Return about how many tokens the images of a prompt take: unknown images count as the usual number."""
     return sum(hashing.usual if image is None else image.length for _, image in hashing.media)
-
-
-def _of_tokens(prompts: Sequence[Sequence[int]], hashing: BlockHashing, param: str) -> Prompt:
-    first = prompts[0]
-    try:
-        words = first if isinstance(first, array) else array("I", first)
-    except (OverflowError, TypeError):
-        raise rejected("a token id must be a whole number 0..4294967295", param) from None
-    blocks = block_hashes(words, hashing.block_size, lora=hashing.adapter, salt=hashing.salt)
-    return Prompt(sum(len(tokens) for tokens in prompts), list(blocks))
 
 
 def _of_text(text: str, hashing: BlockHashing) -> Prompt:

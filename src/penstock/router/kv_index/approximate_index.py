@@ -4,18 +4,20 @@ A placement counts for ``ttl``: the target is taken to hold all full blocks of t
 short ttl predicts beside the exact index, so that a burst of siblings goes together before the first event is back.
 
 Held blocks are closed under prefixes by construction: a placement refreshes every block of its prompt, and within
-one placement the last block is the first to go. So a target's depth can be found by bisection.
+one placement the last block is the first to go. So a target's depth can be found by bisection. Blocks of one time lie
+in *stretches*: a prompt that comes again refreshes a few of these and not each of its blocks.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
 
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, Snapshot
 from penstock.kernel.values import Target
 from penstock.router.kv_index.indexer import Column, named
-from penstock.router.kv_index.prefix_depth import depth_of
 from penstock.router.kv_index.spans.span_state import from_bytes, mask_bytes
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, bits
 
@@ -26,8 +28,112 @@ _STEP = 512
 """Blocks of removed targets that one call clears away."""
 
 
-Kept = OrderedDict[int, Nanos]
-"""Block -> end of its time."""
+@dataclass(slots=True)
+class _Stretch:
+    """Blocks of a chain, one behind the other, that one placement was the last to use; ``until``: end of their time."""
+
+    until: Nanos
+    blocks: list[int]
+
+
+class Kept:
+    """The blocks that one target holds, as stretches. Iterating gives these, the first to go first."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self._order: OrderedDict[int, _Stretch] = OrderedDict()
+        """By a number of no meaning: by time, and deepest first within a placement."""
+        self._place: dict[int, int] = {}
+        """First block of a stretch -> its number."""
+        self._numbered = 0
+
+    def __iter__(self) -> Iterator[_Stretch]:
+        return iter(self._order.values())
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def first(self) -> _Stretch:
+        """The stretch that goes first, from its end."""
+        return next(iter(self._order.values()))
+
+    def use(self, blocks: Sequence[int], until: Nanos) -> list[int]:
+        """Give a chain's blocks a new time, the latest; return those of them that were not held.
+
+        Cost: O(log n) for each stretch on the way, and a copy of what was not held.
+        """
+        at, on_the_way = 0, []
+        while at < len(blocks) and (number := self._place.get(blocks[at])) is not None:
+            number, stretch = self._parted(number, blocks, at)
+            stretch.until = until
+            on_the_way.append(number)
+            at += len(stretch.blocks)
+        fresh = list(blocks[at:])
+        if fresh:
+            self.append(_Stretch(until, fresh))
+        for number in reversed(on_the_way):  # later blocks go first, so they stand first
+            self._order.move_to_end(number)
+        return fresh
+
+    def append(self, stretch: _Stretch) -> None:
+        """Add blocks that are not held, to go last."""
+        self.blocks += len(stretch.blocks)
+        self._number(stretch)
+
+    def pop(self) -> _Stretch:
+        """Take the stretch that goes first."""
+        _, stretch = self._order.popitem(last=False)
+        del self._place[stretch.blocks[0]]
+        self.blocks -= len(stretch.blocks)
+        return stretch
+
+    def shorten(self, count: int) -> list[int]:
+        """Take up to so many blocks from the end of the stretch that goes first."""
+        stretch = self.first
+        if count >= len(stretch.blocks):
+            return self.pop().blocks
+        taken = stretch.blocks[-count:]
+        del stretch.blocks[-count:]
+        self.blocks -= count
+        return taken
+
+    def _number(self, stretch: _Stretch) -> int:
+        number = self._numbered = self._numbered + 1
+        self._order[number] = stretch
+        self._place[stretch.blocks[0]] = number
+        return number
+
+    def _parted(self, number: int, blocks: Sequence[int], at: int) -> tuple[int, _Stretch]:
+        """Return a stretch that a chain enters at a place; what the chain does not follow becomes one of its own."""
+        stretch = self._order[number]
+        held = stretch.blocks
+        # Hashes are chained: where one block is the same, all before it are.
+        low, high = 1, min(len(held), len(blocks) - at)
+        if held[high - 1] == blocks[at + high - 1]:
+            low = high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if held[middle - 1] == blocks[at + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        if low == len(held):
+            return number, stretch
+        # The rest keeps its place in the order.
+        stretch.blocks = held[low:]
+        self._place[held[low]] = number
+        used = _Stretch(stretch.until, held[:low])
+        return self._number(used), used
+
+    def check(self) -> None:
+        """Raise `InvariantError` where stretches are miscounted, out of order or can't be found."""
+        times = [stretch.until for stretch in self]
+        places = {stretch.blocks[0]: number for number, stretch in self._order.items() if stretch.blocks}
+        if times != sorted(times) or places != self._place or len(places) != len(times):
+            raise InvariantError(f"stretches out of order or lost: {times}, {places}, {self._place}")
+        if self.blocks != sum(len(stretch.blocks) for stretch in self):
+            raise InvariantError(f"{self.blocks} blocks are counted, not those of the stretches")
 
 
 class ApproximateIndex:
@@ -49,7 +155,7 @@ class ApproximateIndex:
         self._slots = WorkerBits(self._ledger)
         self._masks: dict[int, int] = {}
         self._until: dict[int, Kept] = {}
-        """Per slot; the first to go stand first: by time, and deepest first within a placement."""
+        """By slot."""
         self._due: list[tuple[Nanos, int]] = []
         """A heap with one entry per slot that holds something: no block of it expires earlier."""
         self._gone: deque[tuple[int, Kept]] = deque()
@@ -61,24 +167,17 @@ class ApproximateIndex:
     def routed(self, target: Target, blocks: Sequence[int], now: Nanos) -> None:
         """Remember that a prompt with these chained hashes goes to a target.
 
-        Cost: some 0.2 us per block, and what expired or is too much by then.
+        Cost: some 0.1 us per block that it did not hold, and what expired or is too much by then.
         """
         self._advance(now)
         bit = self._slots.join(target)
         slot = bit.bit_length() - 1
-        kept = self._until.setdefault(slot, OrderedDict())
-        before = len(kept)
+        kept = self._until.setdefault(slot, Kept())
         until = self._now + self.ttl
-        if not before and blocks:
+        if not kept and blocks:
             heappush(self._due, (until, slot))
-        depth = depth_of(blocks, kept)
-        fresh = blocks[depth:]
-        # Later blocks go first, so they stand first.
-        kept.update(dict.fromkeys(reversed(fresh), until))
-        for block in reversed(blocks[:depth]):
-            kept[block] = until
-            kept.move_to_end(block)
-        self._ledger.add(slot, len(kept) - before)
+        fresh = kept.use(blocks, until)
+        self._ledger.add(slot, len(fresh))
         masks = self._masks
         find = masks.get
         for block in fresh:
@@ -156,11 +255,14 @@ class ApproximateIndex:
                 continue
             self._expire(slot, kept)
             if kept:
-                heappush(self._due, (kept[next(iter(kept))], slot))
+                heappush(self._due, (kept.first.until, slot))
         if self._gone:
             slot, kept = self._gone[0]
-            for _ in range(min(_STEP, len(kept))):
-                self._unmark(slot, kept.popitem(last=False)[0])
+            left = _STEP
+            while kept and left:
+                blocks = kept.shorten(left)
+                self._unmark(slot, blocks)
+                left -= len(blocks)
             if not kept:
                 self._gone.popleft()
         while not self._gone and self._slots.sweep_due:
@@ -171,44 +273,35 @@ class ApproximateIndex:
         goal = int(self.blocks_max * KEEP)
         # Of one age, by name: a slot's number depends on which targets came and went before.
         names = self._slots.names
-        oldest = [(kept[next(iter(kept))], names[slot], slot) for slot, kept in self._until.items() if kept]
+        oldest = [(kept.first.until, names[slot], slot) for slot, kept in self._until.items() if kept]
         heapify(oldest)
         while self._ledger.total > goal:
             _, name, slot = oldest[0]
             kept = self._until[slot]
-            self._forget_first(slot, kept)
-            self.pruned += 1
-            heapreplace(oldest, (kept[next(iter(kept))] if kept else _NEVER, name, slot))
+            blocks = kept.shorten(self._ledger.total - goal)
+            self._forgotten(slot, blocks)
+            self.pruned += len(blocks)
+            heapreplace(oldest, (kept.first.until if kept else _NEVER, name, slot))
 
     def _expire(self, slot: int, kept: Kept) -> None:
-        """Forget a slot's expired blocks; all in one loop, since every block that was placed comes by here."""
-        masks, others, pop, now = self._masks, ~(1 << slot), kept.popitem, self._now
-        before = len(kept)
-        while kept:
-            block, until = pop(last=False)
-            if until > now:
-                kept[block] = until
-                kept.move_to_end(block, last=False)
-                break
-            mask = masks[block] & others
+        """Forget a slot's expired blocks."""
+        while kept and kept.first.until <= self._now:
+            blocks = kept.pop().blocks
+            self._forgotten(slot, blocks)
+            self.expired += len(blocks)
+
+    def _forgotten(self, slot: int, blocks: Sequence[int]) -> None:
+        self._unmark(slot, blocks)
+        self._ledger.add(slot, -len(blocks))
+
+    def _unmark(self, slot: int, blocks: Sequence[int]) -> None:
+        masks, others = self._masks, ~(1 << slot)
+        for block in blocks:
+            mask = masks.get(block, 0) & others
             if mask:
                 masks[block] = mask
             else:
-                del masks[block]
-        over = before - len(kept)
-        self._ledger.add(slot, -over)
-        self.expired += over
-
-    def _forget_first(self, slot: int, kept: Kept) -> None:
-        self._unmark(slot, kept.popitem(last=False)[0])
-        self._ledger.add(slot, -1)
-
-    def _unmark(self, slot: int, block: int) -> None:
-        mask = self._masks[block] & ~(1 << slot)
-        if mask:
-            self._masks[block] = mask
-        else:
-            del self._masks[block]
+                masks.pop(block, None)  # two blocks may have one hash, which is forgotten with the first of them
 
     def snapshot(self) -> Snapshot:
         """Return the whole state as plain data."""
@@ -217,8 +310,8 @@ class ApproximateIndex:
             "slots": self._slots.snapshot(),
             "masks": [[block, mask_bytes(mask)] for block, mask in self._masks.items()],
             "due": [list(entry) for entry in self._due],
-            "until": [[slot, list(map(list, kept.items()))] for slot, kept in self._until.items()],
-            "gone": [[slot, list(map(list, kept.items()))] for slot, kept in self._gone],
+            "until": [[slot, _stretches(kept)] for slot, kept in self._until.items()],
+            "gone": [[slot, _stretches(kept)] for slot, kept in self._gone],
             "expired": self.expired,
             "pruned": self.pruned,
         }
@@ -229,8 +322,8 @@ class ApproximateIndex:
         self._slots.restore(state["slots"])
         self._masks = {block: from_bytes(mask) for block, mask in state["masks"]}
         self._due = [(until, slot) for until, slot in state["due"]]
-        self._until = {slot: _kept(pairs) for slot, pairs in state["until"]}
-        self._gone = deque((slot, _kept(pairs)) for slot, pairs in state["gone"])
+        self._until = {slot: _kept(stretches) for slot, stretches in state["until"]}
+        self._gone = deque((slot, _kept(stretches)) for slot, stretches in state["gone"])
         self.expired, self.pruned = state["expired"], state["pruned"]
 
     def check(self) -> None:
@@ -238,17 +331,25 @@ class ApproximateIndex:
         self._slots.check()
         marks: dict[int, int] = {}
         for slot, kept in [*self._until.items(), *self._gone]:
-            for block in kept:
+            kept.check()
+            for block in (block for stretch in kept for block in stretch.blocks):
                 marks[block] = marks.get(block, 0) | 1 << slot
         if marks != self._masks:
             raise InvariantError("the marks on blocks are not those of the targets that hold them")
         for slot, kept in self._until.items():
-            if self._ledger.pairs[slot] != len(kept) or list(kept.values()) != sorted(kept.values()):
-                raise InvariantError(f"slot {slot} is miscounted or out of order")
+            if self._ledger.pairs[slot] != kept.blocks:
+                raise InvariantError(f"slot {slot} is miscounted")
         for mask in self._masks.values():
             if not mask or any(slot >= len(self._slots.names) for slot in bits(mask)):
                 raise InvariantError("a block is marked for nobody")
 
 
-def _kept(pairs: list[list[int]]) -> Kept:
-    return OrderedDict((block, until) for block, until in pairs)
+def _stretches(kept: Kept) -> list[list[Any]]:
+    return [[stretch.until, stretch.blocks.copy()] for stretch in kept]
+
+
+def _kept(stretches: list[list[Any]]) -> Kept:
+    kept = Kept()
+    for until, blocks in stretches:
+        kept.append(_Stretch(until, list(blocks)))
+    return kept

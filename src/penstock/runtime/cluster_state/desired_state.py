@@ -98,7 +98,7 @@ class SettingSpec(DesiredRecord, frozen=True, kw_only=True):
 
 
 class RestartSpec(DesiredRecord, frozen=True, kw_only=True):
-    """Every engine and every frontend should be replaced, one at a time.
+    """Every engine and every frontend should be replaced, some at a time.
 
     ``force``: also where that leaves a pool without any engine for a while.
     """

@@ -49,23 +49,21 @@ _KUBERNETES: JsonObject = {
         },
         "strategy": {
             "type": "object",
-            "description": "How pods of an older template are replaced, by pool, as Deployments have it. Unset is one "
-            "more where there is room, else one less where several are wanted; both 0 is refused.",
+            "description": "How many pods of an older template are replaced at a time, by pool, as Deployments have it."
+            " Unset is a twentieth of the pool, one at least: more than wanted where there is room, else less where "
+            "several are wanted; both 0 is refused.",
             "additionalProperties": {
                 "type": "object",
                 "properties": {
                     "maxSurge": {
                         "type": "integer",
                         "minimum": 0,
-                        "maximum": 1,
-                        "default": 1,
-                        "description": "Pods more than wanted while one is replaced.",
+                        "description": "Pods more than wanted while some are replaced.",
                     },
                     "maxUnavailable": {
                         "type": "integer",
                         "minimum": 0,
-                        "maximum": 1,
-                        "description": "Pods less than wanted meanwhile, where no GPU is free for one more. 1 lets a "
+                        "description": "Pods less than wanted meanwhile, where no GPU is free for more. 1 lets a "
                         "pool's only engine go before its successor comes.",
                     },
                 },

@@ -39,8 +39,8 @@ CANCELLED_AGAIN = 0.1
 class Strategy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """How outdated replicas of a pool are replaced, as `penstock.fleet.events.PoolAdded` says it."""
 
-    max_surge: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
-    max_unavailable: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
+    max_surge: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_unavailable: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class RequestCount(NamedTuple):

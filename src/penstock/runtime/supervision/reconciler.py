@@ -34,6 +34,10 @@ from penstock.runtime.supervision.engine_fleet import EngineFleet, Frontends
 
 log = logging.getLogger("penstock.fleet")
 
+EVERY = 0.2
+"""Seconds between two reports: each names all replicas of a pool, so that one for each event of many would cost the
+square of their number."""
+
 
 class Reconciler:
     """Desired state of one supervisor's pools, workers and frontends; that of others is left to them.
@@ -255,6 +259,7 @@ class Reconciler:
                 log.warning("the status of the pools can't be written: %s", error)
                 await asyncio.sleep(RETRY)
                 continue
+            await asyncio.sleep(EVERY)
             await self._fleet.changed.wait()
 
 
