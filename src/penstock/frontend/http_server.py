@@ -119,10 +119,10 @@ class HttpServer:
         Returns: whether all requests finished within ``timeout`` seconds.
         """
         self.service.gate.retiring = True
-        await self._stop_beside()
         spares = [bound.dup() for bound in self._public]
-        await self._stop_accepting()
+        await self._stop_accepting()  # first: what is half accepted in another turn of the loop is counted nowhere
         await self._accept_rest(spares)
+        await self._stop_beside()
         end = busy = time.monotonic()
         end += timeout
         while (now := time.monotonic()) < end and self._open:
