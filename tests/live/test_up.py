@@ -192,8 +192,7 @@ def test_attach_puts_a_frontend_before_servers_that_run(up: Served, tmp_path: Pa
     with served(tmp_path, "attach", *urls, "--frontend.port", "0", env=env) as front:
         status, _body, _headers = front.chat("through the second frontend")
         assert status == 200
-        workers = front.get("/admin/status")[1]["workers"]
-        assert len(workers) == 2 and all(worker["index"] == "exact" for worker in workers)
+        until(lambda: [each["index"] for each in front.get("/admin/status")[1]["workers"]] == ["exact"] * 2, 20)
     with served(tmp_path, "attach", *urls, "--frontend.port", "0") as stranger:
         assert stranger.chat("requests need no secret")[0] == 200
         until(lambda: all(w["index"] != "exact" for w in stranger.get("/admin/status")[1]["workers"]), 20)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.live.cluster import Served
+from tests.live.cluster import Served, until
 from tests.vllm.asking import ask, asking, chat, completion
 from tests.vllm.children.conftest import WORKERS
 from tests.vllm.load import Prompts
@@ -13,6 +13,7 @@ from tests.vllm.waiting import eventually
 
 
 def test_every_engine_is_known_for_what_it_is(cluster: Served) -> None:
+    until(lambda: {each["index"] for each in cluster.get("/admin/status")[1]["workers"]} == {"exact"}, 60)
     status, found = cluster.get("/admin/status")
     assert status == 200
     assert {worker["id"] for worker in found["workers"]} == set(WORKERS)
