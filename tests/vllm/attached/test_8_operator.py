@@ -37,7 +37,7 @@ async def test_event_endpoints_that_a_server_does_not_tell_can_be_given(
             with ExitStack() as stack:
                 # In a thread: the server in between is on this loop.
                 front = await asyncio.to_thread(stack.enter_context, attached(tmp_path, [url], checkpoint, *arguments))
-                await eventually(lambda: worker_status(front, "attached-0")["index"] == index)
+                await eventually(lambda f=front, i=index: worker_status(f, "attached-0")["index"] == i)
                 if index == "exact":
                     await all_heard(front, {"attached-0": truth})
                     prompt = prompts.fresh(4 * BLOCK + 1)
