@@ -155,7 +155,7 @@ def _cheapest(
     request: RoutedRequest, pool: ModelPool, candidates: Eligible, now: Nanos, stage: Role
 ) -> tuple[RosterWorker, Cost]:
     costs, _ = pool.costs(request, candidates.targets, now, stage)
-    place = cheapest_of(costs)[0]
+    place = int(cheapest_of(costs)[0])
     return candidates.targets[place][1], costs[place]
 
 

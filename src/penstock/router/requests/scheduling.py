@@ -554,7 +554,7 @@ def _choose(
     """Take the pin, the session's home or the mode's choice, None where mode direct has no pin; with what all cost."""
     wish = request.event.preferences
     if pin_of(core, request, stage) is not None:
-        best = costs[cheapest_of(costs)[0]]
+        best = costs[int(cheapest_of(costs)[0])]
         return pinned(best, f"pinned to {best.target} by the request"), costs
     if mode == "direct":
         return None, costs

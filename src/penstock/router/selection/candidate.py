@@ -1,10 +1,12 @@
 """`Candidate` and `RequestDemand`: what a cost function may know of a target and of a request."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from penstock.kernel.values import Prompt, Target
 from penstock.router.kv_index.indexer import HeldBlocks
-from penstock.router.workers.active_sequences import TargetLoad
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -15,12 +17,26 @@ class Speed(msgspec.Struct, frozen=True):
     decode_slope: float
 
 
+class CandidateLoad(Protocol):
+    """What a cost function may know of a target's load, as `TargetLoad` has it."""
+
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    def blocks_with(self, blocks: Sequence[int], unhashed_blocks: int) -> int:
+        """Count the blocks in use after adding a request, shared ones once."""
+        ...
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A target and all that a cost function may know of it."""
 
     target: Target
     overlap: HeldBlocks
-    load: TargetLoad
+    load: CandidateLoad
     speed: Speed
     distance: float = 1.0
     """How many times as much a transfer to it costs as one to the nearest."""

@@ -110,7 +110,7 @@ class CostTable(Sequence[Cost]):
         candidate = Candidate(
             self._targets[place][0],
             held,
-            load,  # type: ignore[arg-type]
+            load,
             speed,
             _at(of.distance, place),
             _at(of.adapter, place),
@@ -305,12 +305,11 @@ def active_requests_of(costs: Sequence[Cost]) -> list[int]:
     return costs.active_requests.tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
 
 
-def cheapest_of(costs: Sequence[Cost]) -> Sequence[int]:
-    """Return the places of the candidates with the least total, rising."""
+def cheapest_of(costs: Sequence[Cost]) -> Any:
+    """Return the places with the least total, rising: numbers of numpy where the costs are a table."""
     if isinstance(costs, CostTable):
         total = costs.total
-        equal: Any = (total == total[total.argmin()]).nonzero()[0]  # hundreds may be: none is looked at but by place
-        return equal  # type: ignore[no-any-return]
+        return (total == total[total.argmin()]).nonzero()[0]  # hundreds may be: none is looked at but by place
     places: list[int] = []
     least = math.inf
     for place, one in enumerate(costs):
