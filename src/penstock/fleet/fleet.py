@@ -62,12 +62,11 @@ class Fleet:
             self._desired(now, event)
         changed |= bool(self._lives.vacated)
         self._refill(now)
-        if changed:  # most events are of probes that find what the last ones did
+        if changed:  # most events are of probes that find what the last ones did: readers of thousands are not told
             self._restart.advance(now)
             self._refill(now)
         effects = self._effects[:]
         self._effects.clear()
-        # Most events are of health checks of servers that are well: readers of thousands of them are not told.
         self.revision += changed or not all(isinstance(effect, events.Probe) for effect in effects)
         due = min((life.due for life in self.state.lives.values() if life.due is not None), default=None)
         if due is not None and due != self.state.woken_at:

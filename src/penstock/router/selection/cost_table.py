@@ -143,22 +143,16 @@ class CostTable(Sequence[Cost]):
 
     def candidates(self, card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
         """Return what scorers may know of the candidates."""
-        of, size = self._of, self._demand.block_size
-        held: Any = sum(of.lower[:2], of.device) + np.zeros(len(self), dtype=np.int64)
-        cached = np.minimum(held * size, max(0, self._demand.prompt.isl - 1) // size * size)
+        of = self._of
+        cached = self._cached_blocks() * self._demand.block_size + np.zeros(len(self), dtype=np.int64)
         targets = [target for target, _ in self._targets]
         cards = [card_of(target) for target in targets]
         return PricedCandidates(targets, cards, lambda: (of.queued, of.requests, of.blocks), self.total, cached)
 
     def most_cached(self) -> int:
-        """Return the place of the first candidate with the most tokens in its cache, as `cost.cached_tokens` has them.
-
-        All beyond what a prompt can use counts alike.
-        """
+        """Return the place of the first candidate with the most tokens in its cache."""
         if self._most_cached is None:
-            held: Any = sum(self._of.lower[:2], self._of.device)
-            usable = max(0, self._demand.prompt.isl - 1) // self._demand.block_size
-            self._most_cached = int(np.minimum(held, usable).argmax())  # a number stands for all: the first
+            self._most_cached = int(self._cached_blocks().argmax())  # a number stands for all: the first
         return self._most_cached
 
     def cached_at(self, place: int) -> tuple[int, int]:
@@ -185,6 +179,11 @@ class CostTable(Sequence[Cost]):
         second = int(total.argmin())
         total[first] = least
         return self._targets[second][0], total.item(second)
+
+    def _cached_blocks(self) -> Any:
+        """Return the blocks that `cost.cached_tokens` counts of each candidate, or one number for all."""
+        held: Any = sum(self._of.lower[:2], self._of.device)
+        return np.minimum(held, max(0, self._demand.prompt.isl - 1) // self._demand.block_size)
 
     def _columns(self) -> Sequence[Column | float]:
         of = self._of
