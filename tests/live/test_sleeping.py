@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.cluster import Served, post, served
+from tests.live.cluster import Served, post, served, until
 from tests.live.test_operate import FAST, asked, penstock, workers
 
 POOL = "models.sim.pools.main"
@@ -13,8 +13,17 @@ LOAD, WAKE = 1.5, 0.2
 
 
 def replicas(up: Served) -> dict[str, dict[str, Any]]:
-    (pool,) = up.get("/admin/desired")[1]["pools"]
-    return {each["id"]: each for each in pool["replicas"]}
+    """Return the replicas once all that are starting have started: their status is written some times a second."""
+    seen: dict[str, dict[str, Any]] = {}
+
+    def settled() -> bool:
+        (pool,) = up.get("/admin/desired")[1]["pools"]
+        seen.clear()
+        seen.update((each["id"], each) for each in pool["replicas"])
+        return all(each["state"] != "starting" for each in seen.values())
+
+    until(settled, 10.0, lambda: str(seen))
+    return seen.copy()
 
 
 @pytest.mark.slow
