@@ -6,6 +6,9 @@ A package declares one in its ``pyproject.toml``, and the companions of this ser
     acme = "acme_penstock.extension:EXTENSION"
 
     EXTENSION = Extension(name="acme", entries={"scorer": {"by-rack": "acme_penstock.by_rack:ByRack"}})
+
+Settings are a seam, too: what a package offers there under its name is its group of knobs, ``extensions.acme``, which
+is checked, documented and in the schema as the server's own are; ``check`` finds what one knob's range can't show.
 """
 
 from collections.abc import Mapping
@@ -15,20 +18,35 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from penstock.kernel.errors import ConfigError
+from penstock.kernel.settings import Settings
 
 GROUP = "penstock.extensions"
 OWN = "penstock"
 """Distribution whose extensions come first: no other can take the place of what it offers."""
 
 Seam = Literal[
+    "settings",
+    "check",
+    "file check",
+    "command",
     "store",
+    "plane",
     "connector",
+    "source",
+    "client",
+    "engine",
+    "child",
+    "tokenizer",
     "policy",
     "predictor",
+    "speeds",
     "scorer",
     "filter",
     "route",
+    "route description",
     "answer filter",
     "request end",
     "telemetry",
@@ -38,9 +56,15 @@ Seam = Literal[
     "key verifier",
     "trace format",
     "prompt form",
+    "run",
+    "tick listener",
+    "importer",
+    "frontend process",
 ]
-"""Where an extension may add something."""
+"""Where an extension may add something; docs/guides/extensions.md says what an entry of each is."""
 SEAMS = get_args(Seam)
+PLACED = ("sim", "cache", "picker", "classic")
+"""Groups of settings that have a place of their own in the server's tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +113,11 @@ def names(seam: Seam) -> list[str]:
     return sorted(name for each in installed().extensions.values() for name in each.entries.get(seam, ()))
 
 
+def choices(seam: Seam, *own: str) -> Any:
+    """Return the type of a setting that names one entry of a seam: the server's ``own``, then those of extensions."""
+    return Literal[tuple(dict.fromkeys((*own, *names(seam))))]
+
+
 def entry(seam: Seam, name: str, setting: str = "", *, install: str | None = None) -> Any:
     """Return what an extension offers at a seam under a name.
 
@@ -118,6 +147,43 @@ def known(*seams: Seam) -> str:
 def offers(seam: Seam, name: str) -> bool:
     """Return whether an extension offers something at a seam under a name."""
     return any(name in each.entries.get(seam, ()) for each in installed().extensions.values())
+
+
+def entries(seam: Seam) -> Mapping[str, Any]:
+    """Return everything that extensions offer at a seam, by name in alphabetical order."""
+    return {name: entry(seam, name) for name in names(seam)}
+
+
+@cache
+def settings_group(name: str) -> type[Settings]:
+    """Return a group of knobs that an extension fills; without that extension it has none."""
+    if offers("settings", name):
+        group: type[Settings] = entry("settings", name)
+        return group
+    return _group_of(f"No_{name}", "Settings of a package that is not installed.", {})
+
+
+@cache
+def settings_groups() -> type[Settings]:
+    """Return the groups of all extensions by name, but those that have a place of their own in the server's tree."""
+    groups = {name: settings_group(name) for name in names("settings") if name not in PLACED}
+    return _group_of("ExtensionSettings", "Settings of extensions, by the extension's name.", groups)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a struct that is made here, for who unpickles one."""
+    if name == "ExtensionSettings":
+        return settings_groups()
+    if name.startswith("No_"):
+        return settings_group(name.removeprefix("No_"))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _group_of(name: str, text: str, groups: Mapping[str, type[Settings]]) -> type[Settings]:
+    fields = [(each, group, group()) for each, group in groups.items()]
+    struct = msgspec.defstruct(name, fields, bases=(Settings,), namespace={"__doc__": text}, frozen=True, kw_only=True)
+    made: type[Settings] = struct  # type: ignore[assignment]
+    return made
 
 
 def _loaded(offer: Any, extension: Extension, setting: str, install: str | None) -> Any:

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.launch import LOAD_FORMAT, WEIGHTS_ENV, Launch, has_tier_process, launch_of
+from penstock.adapters.engines.launch import Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.engine.settings import SimSettings
-from penstock.inside.weights import weight_protocol
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 
@@ -67,19 +65,6 @@ def test_a_pool_whose_replicas_may_sleep_gets_the_flag_and_the_routes() -> None:
         "--enable-sleep-mode"
         not in launch_of("w", "m", vllm(sleeping=1, args=("--no-enable-sleep-mode",)), port=1).argv
     )
-
-
-def test_weights_of_a_sibling_need_the_loader_in_the_engines_environment(tmp_path: Path) -> None:
-    assert (WEIGHTS_ENV, LOAD_FORMAT) == (weight_protocol.WEIGHTS_ENV, weight_protocol.LOAD_FORMAT)
-    with pytest.raises(ConfigError, match="has no weight loader"):
-        launch_of("w", "m", vllm(command="nowhere"), port=1, weights="/run/w.sock")
-    installed = tmp_path / "penstock-0.1.0.dist-info"
-    installed.mkdir()
-    (installed / "entry_points.txt").write_text("[vllm.general_plugins]\npenstock = a:b\n")
-    pool = vllm(command="nowhere", env={"PYTHONPATH": str(tmp_path)})
-    launch = launch_of("w", "m", pool, port=1, weights="/run/w.sock")
-    assert flag(launch, "--load-format") == "penstock" and launch.env[WEIGHTS_ENV] == "/run/w.sock"
-    assert "--load-format" not in launch_of("w", "m", pool, port=1).argv
 
 
 def test_details_of_passes_are_asked_for_only_where_the_plug_in_takes_them(tmp_path: Path) -> None:
@@ -280,22 +265,6 @@ def test_llamacpp_gets_its_gpus_and_must_be_given_a_port() -> None:
     assert launch.env == {"CUDA_VISIBLE_DEVICES": "2,3", "A": "b"}
     with pytest.raises(ConfigError, match="port"):
         launch_of("w", "tiny", llamacpp(model_path="/m/a.gguf"), port=0)
-
-
-def test_vllm_with_a_tier_process_gets_its_connector_and_hashes_that_can_name_stored_blocks() -> None:
-    pool = vllm(cache=CacheSettings(host=1 << 30))
-    assert has_tier_process(pool) and not has_tier_process(vllm())
-    assert not has_tier_process(PoolSettings(engine="sim", cache=CacheSettings(host=1 << 30)))
-    assert overrides_of(pool)["labels"]["kv_tiers"] == "priority" and "kv_tiers" not in overrides_of(vllm())["labels"]
-    launch = launch_of("main-0", "tiny", pool, port=1, tiers="/run/main-0.sock")
-    assert "/run/main-0.sock" in flag(launch, "--kv-transfer-config")
-    assert flag(launch, "--prefix-caching-hash-algo") == "sha256_cbor"
-    assert launch.env["PYTHONHASHSEED"] == "0"
-    both = launch_of("p-0", "tiny", vllm(role="prefill", cache=pool.cache), port=1, tiers="/run/p-0.sock")
-    config = json.loads(flag(both, "--kv-transfer-config"))
-    assert config["kv_connector"] == "MultiConnector"
-    assert len(config["kv_connector_extra_config"]["connectors"]) == 2
-    assert "--kv-transfer-config" not in launch_of("main-0", "tiny", vllm(), port=1).argv
 
 
 def test_vllm_loads_adapters_while_it_runs_where_its_pool_has_room_for_some() -> None:

@@ -4,14 +4,15 @@ import json
 
 import pytest
 
+from penstock.adapters.engines.launch import EngineAddition, launch_of
 from penstock.adapters.engines.vllm_kv_tiers import (
     STAGING_MAX,
     STAGING_MIN,
     host_memories,
     kv_transfer_config,
-    with_handoff,
 )
 from penstock.config.settings.cache_settings import CacheSettings
+from penstock.config.settings.cluster_settings import PoolSettings
 
 
 def memory_of_the_engine(cache: CacheSettings) -> int:
@@ -33,8 +34,10 @@ def test_the_host_tier_is_the_engines_unless_others_are_to_read_it(host: int, st
 
 
 def test_a_hand_off_is_asked_before_the_tiers() -> None:
-    handoff: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     tiers = kv_transfer_config("/run/tier.sock", CacheSettings(host=1 << 30), "main-0")
-    both = with_handoff(handoff, tiers)
+    pool = PoolSettings(engine="vllm", role="prefill")
+    launch = launch_of("main-0", "m", pool, port=1, additions=[EngineAddition(transfer=tiers)])
+    both = json.loads(launch.argv[launch.argv.index("--kv-transfer-config") + 1])
     assert both["kv_connector"] == "MultiConnector"
-    assert both["kv_connector_extra_config"] == {"connectors": [handoff, tiers]}
+    handoff, beside = both["kv_connector_extra_config"]["connectors"]
+    assert handoff["kv_connector"] == "NixlConnector" and beside == tiers

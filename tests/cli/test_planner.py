@@ -21,8 +21,8 @@ from penstock.report.planner.planner_dry_run import dry_run
 from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import traffic_of
+from penstock.runtime.planning.described_speeds import inputs_of
 from penstock.runtime.planning.planner_assembly import build_connector, build_source, pools_of
-from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import PlannerDecisions, PlannerReport
 from penstock.runtime.planning.virtual_keys_access import only_model
 from penstock.runtime.supervision.planner_child import policy_of

@@ -6,6 +6,9 @@ import resource
 import signal
 import sys
 
+SIBLING_ENV = "PENSTOCK_SIM_SIBLING"
+"""Set for a simulated engine that starts beside another one of its pool, in a pool that shares its weights. Not an
+argument: by its arguments a supervisor knows an engine again."""
 FILES_MAX = 65_536
 """Files that a frontend may have open: four for each engine whose KV events it hears, two for each stream."""
 

@@ -7,9 +7,9 @@ import click
 from penstock.cli.shared.admin_client import DEFAULT_URL, api_key_option
 from penstock.cli.shared.cluster_names import models
 from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
-from penstock.cli.shared.option_values import SECONDS
+from penstock.cli.shared.option_values import SECONDS, out_option
 from penstock.cli.shared.output import json_option
-from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
+from penstock.cli.shared.traffic_flags import check_traffic, html_option, traffic_options
 
 EPILOG = """\b
 Examples:

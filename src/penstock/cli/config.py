@@ -124,14 +124,14 @@ def import_(file: str, out: str | None, generation: str | None, as_json: bool) -
     """
     from pathlib import Path
 
-    from penstock.config.importing.dynamo_options import import_options
+    from penstock import extension
     from penstock.kernel.errors import ConfigError
 
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} can't be read: {error}") from error
-    result = import_options(text, generation)  # type: ignore[arg-type]  # click has checked it
+    result = extension.entry("importer", "dynamo")(text, generation)
     if out is not None:
         try:
             Path(out).write_text(result.yaml())

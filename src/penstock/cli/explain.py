@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from penstock import extension
 from penstock.cli.explain_scale import decisions_of, scale_text
 from penstock.cli.explain_start import start_text, started
 from penstock.cli.shared.admin_client import AdminClient, path_part
@@ -24,7 +25,6 @@ from penstock.cli.shared.output import (
 from penstock.frontend.admin.request_lists import RequestList
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation, RequestEnd
-from penstock.report.run import run_reader
 from penstock.router.events import Decision
 from penstock.runtime.cluster_state.fleet_api import DesiredState
 
@@ -108,11 +108,11 @@ def command(
         if run is None:
             answer = client.get(f"/admin/requests?limit={among}", RequestList)
         else:
-            answer = RequestList(run_reader.newest(run, among))
+            answer = RequestList(extension.entry("run", "newest")(run, among))
         if program is not None:
             answer = RequestList([each for each in answer.requests if each.program == program][:limit])
     elif run is not None:
-        recorded = msgspec.json.encode(run_reader.explain(run, words[0]))
+        recorded = msgspec.json.encode(extension.entry("run", "explain")(run, words[0]))
         answer = msgspec.json.decode(recorded, type=Explanation[Decision])
     else:
         answer = client.get(f"/admin/explain/{path_part(words[0])}", Explanation[Decision])

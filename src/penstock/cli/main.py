@@ -15,15 +15,15 @@ from penstock import __version__
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.numeric_threads import ONE_THREAD
 
-COMMANDS: dict[str, tuple[str, str]] = {
+COMMANDS: dict[str, tuple[str | None, str]] = {
     "up": ("penstock.cli.up", "Start a cluster from a config, or the simulated default."),
     "serve": ("penstock.cli.serve", "Serve one model with engines of this machine."),
     "join": ("penstock.cli.join", "Add engines of this machine to a running cluster."),
     "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
-    "epp": ("penstock.cli.epp", "Choose endpoints for gateways of the Inference Extension."),
-    "picker": ("penstock.cli.picker", "Choose engines for an Envoy, nginx or HAProxy in front."),
+    "epp": (None, "Choose endpoints for gateways of the Inference Extension."),
+    "picker": (None, "Choose engines for an Envoy, nginx or HAProxy in front."),
     "forward": ("penstock.cli.forward", "Carry events among the frontends of a cluster."),
-    "operator": ("penstock.cli.operator", "Care for the PenstockClusters of a Kubernetes cluster."),
+    "operator": (None, "Care for the PenstockClusters of a Kubernetes cluster."),
     "adapter": ("penstock.cli.adapter", "List, load and unload LoRA adapters."),
     "scale": ("penstock.cli.scale", "Change how many engines pools have."),
     "flip": ("penstock.cli.flip", "Change what a worker does: prefill, decode or both."),
@@ -36,26 +36,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("penstock.cli.logs", "Show the log of a worker or another process."),
     "events": ("penstock.cli.events", "Show what happened to a cluster, and who did it."),
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
-    "replay": ("penstock.cli.replay", "Feed a run's journal back, also with other settings."),
-    "ui": ("penstock.cli.ui", "Look at a run that is over in a browser."),
+    "replay": (None, "Feed a run's journal back, also with other settings."),
+    "ui": (None, "Look at a run that is over in a browser."),
     "usage": ("penstock.cli.usage", "Show tokens and requests per tenant and key."),
-    "audit": ("penstock.cli.audit", "Read the log of prompts and answers."),
+    "audit": (None, "Read the log of prompts and answers."),
     "runs": ("penstock.cli.runs", "List and delete run folders."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
-    "bench": ("penstock.cli.bench", "Load a server and measure it."),
-    "profile": ("penstock.cli.profile", "Measure an engine: TTFT, ITL, start, and which size to take."),
-    "study": ("penstock.cli.study", "Hold policies, or split and co-located engines, against each other."),
-    "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
-    "plan": ("penstock.cli.plan", "Find the cheapest deployments that meet an SLO."),
-    "render": ("penstock.cli.render", "Print a config as files of other tools."),
-    "tune": ("penstock.cli.tune", "Search better settings by simulation."),
-    "trace": ("penstock.cli.trace", "Inspect, convert, cut and scale traces of requests."),
-    "cache": ("penstock.cli.cache", "Look into KV tiers, pin, drop and check blocks."),
+    "bench": (None, "Load a server and measure it."),
+    "profile": (None, "Measure an engine: TTFT, ITL, start, and which size to take."),
+    "study": (None, "Hold policies, or split and co-located engines, against each other."),
+    "simulate": (None, "Run a cluster on virtual time and compare settings."),
+    "plan": (None, "Find the cheapest deployments that meet an SLO."),
+    "render": (None, "Print a config as files of other tools."),
+    "tune": (None, "Search better settings by simulation."),
+    "trace": (None, "Inspect, convert, cut and scale traces of requests."),
+    "cache": (None, "Look into KV tiers, pin, drop and check blocks."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
     "completion": ("penstock.cli.completion", "Print the script by which a shell completes commands."),
 }
-"""Name -> module with a ``command``, and its line in the help; a test compares the line with the command's own."""
+"""Name -> module with a ``command``, or None where a companion offers it, and its line in the help; a test compares the
+line with the command's own. So the help needs no entry points; commands of other extensions are not in it."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "epp", "picker", "forward", "operator"),
     "Look": ("status", "top", "logs", "events", "explain", "ui", "replay", "usage", "audit", "runs"),
@@ -64,11 +65,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Set up": ("profile", "plan", "render", "config", "completion", "doctor"),
 }
 """Headings of the help, each with its commands."""
-HIDDEN = {
-    "engine": "penstock.cli.engine",
-    "frontend": "penstock.cli.frontend",
-    "weights": "penstock.cli.weights",
-}
+HIDDEN = {"engine": None, "frontend": "penstock.cli.frontend", "weights": None}
 """Processes of the supervisor that can be run by hand."""
 COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
@@ -85,17 +82,23 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         module = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, (None, ""))[0]
-        if module is None:
-            return None
         if cmd_name in COMPUTE:
             os.environ.update({**ONE_THREAD, **os.environ})
-        command: click.Command = importlib.import_module(module).command
+        command: click.Command
+        if module is not None:
+            command = importlib.import_module(module).command
+        elif _is_known(cmd_name):
+            from penstock import extension
+
+            command = extension.entry("command", cmd_name, f"penstock {cmd_name}")
+        else:
+            return None
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in HIDDEN:
+        if args and not args[0].startswith("-") and not _is_known(args[0]):
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
@@ -108,6 +111,15 @@ class LazyGroup(click.Group):
         for heading, names in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
+
+
+def _is_known(name: str) -> bool:
+    """Return whether there is such a command, of the server, of a companion or of another extension."""
+    if name in COMMANDS or name in HIDDEN:
+        return True
+    from penstock import extension
+
+    return extension.offers("command", name)
 
 
 def _say_version(context: click.Context, param: click.Parameter, wanted: bool) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import click
 
+from penstock import extension
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option
 from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
+from penstock.cli.shared.option_values import out_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
-from penstock.cli.shared.traffic_flags import out_option
 from penstock.frontend.admin.cluster_status import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
@@ -73,15 +74,12 @@ def command(
     if trace is not None and (url is not None or advisory):
         raise click.UsageError("--dry-run touches nothing by itself: leave --url and --advisory out")
     if drawn is not None:
-        from penstock.report.planner.planner_report_page import write_planner_report
-
-        click.echo(f"The planner's report is {write_planner_report(drawn)}")
+        click.echo(f"The planner's report is {extension.entry('run', 'planner page')(drawn)}")
         return 0
     own = "true" if url is None else "false"  # a cluster elsewhere has other pools than the config
     given = (*overrides, *(("planner.advisory=true",) if advisory else ()), f"planner.enabled={own}")
     if trace is not None:
-        from penstock.report.planner.planner_dry_run import dry_run
-
+        dry_run = extension.entry("run", "planner dry run")
         click.echo(dry_run(config, given, trace, start_up=start_up, out=out))
         return 0
     from penstock.config.reading.load import load
@@ -92,7 +90,7 @@ def command(
     from functools import partial
 
     from penstock.frontend import logs
-    from penstock.report.planner.planner_diagnostics import PlannerDiagnostics
+    from penstock.runtime.planning.planner_diagnostics import PlannerDiagnostics
     from penstock.runtime.planning.standalone_planner import plan
 
     logs.setup(loaded.settings.logs.format, loaded.settings.logs.level)

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.shared.option_values import BYTES, SECONDS
+from penstock.cli.shared.option_values import BYTES, SECONDS, out_option
 from penstock.cli.shared.output import json_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
-from penstock.cli.shared.traffic_flags import check_traffic, html_option, out_option, traffic_options
+from penstock.cli.shared.traffic_flags import check_traffic, html_option, traffic_options
 
 EPILOG = """\b
 Examples:

@@ -8,6 +8,10 @@ PREDICTORS = "penstock.planner.forecast.predictor_makers"
 EXTENSION = Extension(
     name="dynamo",
     entries={
+        "importer": {"dynamo": "penstock.config.importing.dynamo_options:import_options"},
+        "check": {"classic": "penstock.planner.policies.classic_contradictions:classic_complaints"},
+        "file check": {"classic": "penstock.config.files.profile_folder:warm_up_trace"},
+        "settings": {"classic": "penstock.planner.settings_classic:ClassicSettings"},
         "policy": {
             "thresholds": f"{POLICIES}:of_thresholds",
             "load-classic": f"{POLICIES}:of_load_classic",

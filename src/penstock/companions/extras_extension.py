@@ -5,6 +5,9 @@ from penstock.extension import Extension
 EXTENSION = Extension(
     name="extras",
     entries={
+        "tick listener": {"tensorboard": "penstock.adapters.telemetry.tensorboard_log:tensorboard_log"},
+        "command": {"audit": "penstock.cli.audit:command"},
+        "route description": {"batches": "penstock.frontend.batches.batch_openapi:description"},
         "route": {
             "batches": "penstock.frontend.batches.batch_extension:routes",
             "jobs": "penstock.frontend.jobs.job_extension:routes",

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock import extension
 from penstock.config.derived.knobs import dotted
-from penstock.config.files.profile_folder import pool_profile, read_profile
-from penstock.config.files.timing_files import timing_files
 from penstock.config.name_checks import FILE, name_complaints
-from penstock.config.picker_checks import picker_complaints
 from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
 from penstock.config.reading.text_tree import TreeNode, node_at
 from penstock.config.settings.client_fields import STEERING, strange_fields
@@ -28,8 +26,6 @@ from penstock.config.settings.parser_names import (
 )
 from penstock.config.settings.tenant_settings import hashed
 from penstock.config.worker_names import pool_prefix
-from penstock.engine.settings import checked, checked_monotone
-from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import LENGTH_MIN as SECRET_LENGTH_MIN
 from penstock.kernel.values import Pool
@@ -45,8 +41,7 @@ _PASSWORD = "has a user or password in it, which status and logs would show"
 
 ADAPTED = ("sim", "vllm", "sglang", "openai")
 """Kinds of engine that may load LoRA adapters while they run."""
-TIERED = ("sim", "vllm")
-"""Kinds of engine whose KV goes to tiers."""
+FROM_HERE = "paths count from the current folder"
 
 Complaint = tuple[tuple[str, ...], str, str | None]
 """Path, message, hint."""
@@ -65,7 +60,7 @@ def cross_checks(settings: ClusterSettings, root: TreeNode, known_bad: set[str])
         known_bad: dotted names that have a problem of their own.
     """
     problems = []
-    for rule in _RULES:
+    for rule in (*_RULES, *extension.entries("check").values()):
         for path, message, hint in rule(settings):
             name = dotted(path)
             if any(bad == name or bad.startswith(f"{name}.") or name.startswith(f"{bad}.") for bad in known_bad if bad):
@@ -84,7 +79,6 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
         (("frontend", "security", "tls_cert"), settings.frontend.security.tls_cert),
         (("frontend", "security", "tls_key"), settings.frontend.security.tls_key),
         (("cluster_secret_file",), settings.cluster_secret_file),
-        (("planner", "classic", "forecast", "warm_up_trace"), settings.planner.classic.forecast.warm_up_trace),
     ]
     for service in ("etcd", "nats"):
         found = getattr(settings.discovery, service)
@@ -104,46 +98,21 @@ def file_problems(settings: ClusterSettings, root: TreeNode) -> list[ConfigProbl
             ]
             for header, value in pool.access.headers.items():
                 named.append(((*access, "headers", header), value[5:] if value.startswith(FILE) else None))
-            if pool.engine == "sim" and not pool.attached:
-                timing = ("models", model, "pools", name, "sim", "timing")
-                named += [((*timing, knob), file) for knob, file in timing_files(pool.sim.timing).items()]
-    problems = [
-        ConfigProblem(_where(root, path), dotted(path), message, hint)
-        for path, message, hint in (*_programs(settings), *_profiles(settings))
-    ]
+    found = [*_programs(settings)]
+    for check in extension.entries("file check").values():
+        found += check(settings)
+    problems = [ConfigProblem(_where(root, path), dotted(path), message, hint) for path, message, hint in found]
     for path, file in named:
         if file is None:
             continue
         origin = _where(root, path)
         if not Path(file).exists():
-            hint = "paths count from the current folder"
-            if path[-1] == "gpu":
-                hint = f"a GPU is one of {', '.join(GPUS)}, or a YAML file; {hint}"
-            problems.append(ConfigProblem(origin, dotted(path), f"{file} is not there", hint))
+            problems.append(ConfigProblem(origin, dotted(path), f"{file} is not there", FROM_HERE))
         elif path[-1] == "tokenizer" and Path(file).is_dir() and not (Path(file) / "tokenizer.json").is_file():
             problems.append(
                 ConfigProblem(origin, dotted(path), f"{file} has no tokenizer.json", "name the folder that has it")
             )
     return problems
-
-
-def _profiles(settings: ClusterSettings) -> Iterator[Complaint]:
-    of_all = settings.planner.classic.profile
-    if of_all is not None:
-        try:
-            read_profile(of_all)
-        except ConfigError as error:
-            yield ("planner", "classic", "profile"), error.message, error.hint
-            of_all = None
-    for model, entry in settings.models.items():
-        for name, pool in entry.pools.items():
-            timing = pool.sim.timing
-            own = timing.kind == "table" and timing.profile is not None and Path(timing.profile).is_dir()
-            path = ("models", model, "pools", name, "sim", "timing", "profile")
-            try:
-                pool_profile(model, name, pool, of_all)
-            except ConfigError as error:
-                yield path if own else ("planner", "classic", "profile"), error.message, error.hint
 
 
 _PROGRAMS = {
@@ -289,18 +258,10 @@ def _roles(path: tuple[str, ...], pool: PoolSettings, roles: set[str]) -> Iterat
         yield (*path, "handoff"), "is bootstrap, which is SGLang's way; vLLM has completed and push", None
 
 
-def _caches(settings: ClusterSettings) -> Iterator[Complaint]:
-    """Check that every tier of a pool has what it needs: an engine that uses it, host memory above it, and a place."""
-    for model, entry in settings.models.items():
-        for name, pool in entry.pools.items():
-            path, cache = ("models", model, "pools", name, "cache"), pool.cache
-            if cache.host and (pool.attached or pool.engine not in TIERED):
-                hint = f"only engines of kind {listed(TIERED)} that are started here have tiers"
-                yield (*path, "host"), "these engines would have no tiers", hint
-            if not cache.host and (cache.disk or cache.disk_dirs or cache.object_url or cache.peers):
-                yield (*path, "host"), "is 0, and all blocks pass through host memory", "give it some, such as 8GiB"
-            elif bool(cache.disk) != bool(cache.disk_dirs):
-                yield (*path, "disk"), "and disk_dirs need each other: how much, and where", "set both, or neither"
+NO_SLEEP = (
+    "sleep frees the KV memory that other processes have registered",
+    "set sleeping to 0, or role to aggregated, and neither handoff nor cache.host",
+)
 
 
 def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -313,9 +274,8 @@ def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
     if pool.attached or pool.engine not in ("sim", "vllm"):
         hint = "only engines of kind sim and vllm that are started here sleep"
         yield (*path, "sleeping"), "these engines can't be put to sleep", hint
-    elif pool.engine == "vllm" and (pool.role != "aggregated" or pool.handoff is not None or pool.cache.host):
-        hint = "set sleeping to 0, or role to aggregated, and neither handoff nor cache.host"
-        yield (*path, "sleeping"), "sleep frees the KV memory that other processes have registered", hint
+    elif pool.engine == "vllm" and (pool.role != "aggregated" or pool.handoff is not None):
+        yield (*path, "sleeping"), *NO_SLEEP
 
 
 def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -352,8 +312,6 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
             yield from _parsers(path, pool)
             if pool.selector is not None:
                 yield from _selector(path, pool)
-            if pool.engine == "sim" and not pool.attached:
-                yield from _sim(path, pool)
 
 
 def _parsers(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -434,17 +392,6 @@ def _selector(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
     elif not re.fullmatch(r"[-A-Za-z0-9_./=!,() ]+", selector):
         hint = "write it as kubectl takes it: app=vllm,tier in (a,b)"
         yield (*path, "selector"), f"{selector!r} is not a label selector", hint
-
-
-def _sim(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
-    for check in (lambda: checked(pool.sim), lambda: checked_monotone(pool.sim.timing)):
-        try:
-            check()
-        except ConfigError as error:
-            yield (*path, "sim"), error.message, error.hint
-    if pool.block_size is not None and pool.block_size != pool.sim.block_size:
-        hint = "leave block_size out: the engine tells it"
-        yield (*path, "block_size"), f"is {pool.block_size}, but sim.block_size is {pool.sim.block_size}", hint
 
 
 def _without_password(url: str) -> str:
@@ -644,10 +591,18 @@ def _router_plugins(settings: ClusterSettings) -> Iterator[Complaint]:
             yield ("router", "plugins", name), error.message.removeprefix(f"router.plugins.{name}: "), error.hint
 
 
+def _engines(settings: ClusterSettings) -> Iterator[Complaint]:
+    for model, entry in settings.models.items():
+        for name, pool in entry.pools.items():
+            if pool.engine == "sim" and not pool.attached and not extension.offers("engine", "sim"):
+                hint = "install the package penstock_lab, which has the simulated engine, or set engine or urls"
+                yield ("models", model, "pools", name, "engine"), f"is {pool.engine}, which is not installed", hint
+
+
 def _block_size(pool: PoolSettings) -> int | None:
     if pool.block_size is not None:
         return pool.block_size
-    return pool.sim.block_size if pool.engine == "sim" and not pool.attached else None
+    return getattr(pool.sim, "block_size", None) if pool.engine == "sim" and not pool.attached else None
 
 
 def _where(root: TreeNode, path: tuple[str, ...]) -> ValueOrigin:
@@ -661,12 +616,12 @@ def _where(root: TreeNode, path: tuple[str, ...]) -> ValueOrigin:
 
 _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _models,
+    _engines,
     _pools,
     _block_sizes,
     _adapters,
     _handoffs,
     _embeddings,
-    _caches,
     _frontend,
     _tenants,
     _jwt,
@@ -676,5 +631,4 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _planner,
     _router_plugins,
     name_complaints,
-    picker_complaints,
 )

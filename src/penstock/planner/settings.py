@@ -1,23 +1,21 @@
 """Knobs of the planner, each once, with unit, range, default and what it trades."""
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+import msgspec
+
+from penstock import extension
 from penstock.kernel.settings import Knob, Settings
-from penstock.planner.settings_classic import ClassicSettings
 from penstock.planner.settings_plugins import PluginSettings
 
-PolicyName = Literal[
-    "slo",
-    "load-classic",
-    "sla-classic",
-    "thresholds",
-    "throughput-fpm",
-    "load-fpm",
-    "load-fpm-1.6",
-    "hybrid",
-    "static",
-]
+if TYPE_CHECKING:
+    ClassicSettings: TypeAlias = Any
+    PolicyName: TypeAlias = str
+else:  # of the older policies, where their package is installed
+    ClassicSettings = extension.settings_group("classic")
+    PolicyName = extension.choices("policy", "slo", "static")
+
 OptimizationTarget = Literal["throughput", "latency", "load", "sla"]
 PlannerMode = Literal["auto", "aggregated", "disaggregated", "prefill", "decode"]
 
@@ -140,7 +138,7 @@ class PlannerSettings(Settings, frozen=True, kw_only=True):
     budget: BudgetSettings = BudgetSettings()
     start: StartSettings = StartSettings()
     plugins: PluginSettings = PluginSettings()
-    classic: ClassicSettings = ClassicSettings()
+    classic: ClassicSettings = msgspec.field(default_factory=lambda: ClassicSettings())
     load_interval: Annotated[
         float, Knob("Seconds between two looks of what reacts to load; shorter sees a burst sooner.", unit="s", gt=0)
     ] = 5.0

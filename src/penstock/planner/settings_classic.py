@@ -1,10 +1,14 @@
 """Knobs of Dynamo's older planner policies, each under its Dynamo name in snake case."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+from penstock import extension
 from penstock.kernel.settings import Knob, Settings
 
-PredictorName = Literal["constant", "kalman", "arima", "prophet", "seasonal", "trend", "ensemble"]
+if TYPE_CHECKING:
+    PredictorName: TypeAlias = str
+else:
+    PredictorName = extension.choices("predictor")
 
 
 class LoadClassicSettings(Settings, frozen=True, kw_only=True):

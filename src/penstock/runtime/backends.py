@@ -100,6 +100,9 @@ def open_plane(settings: ClusterSettings, name: str, secret: ClusterSecret | Non
         return NatsPlane(name, discovery.nats, prefix=nats_prefix(settings), secret=secret)
     if discovery.plane == "forwarder":
         return ForwardedPlane(name, *discovery.forwarder, secret=secret)
+    if discovery.plane != "zmq":
+        plane: Plane = extension.entry("plane", discovery.plane, "discovery.plane")(settings, name, secret)
+        return plane
     return ZmqPlane(name, discovery.host, secret=secret)
 
 

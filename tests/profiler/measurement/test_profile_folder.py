@@ -22,7 +22,7 @@ from penstock.planner.performance.speed_sources import pick
 from penstock.planner.policies.sla_classic import decode_replicas
 from penstock.profiler.measurement.profile_diff import difference
 from penstock.profiler.measurement.profile_writer import write_profile
-from penstock.runtime.planning.planner_inputs import described_speed, inputs_of
+from penstock.runtime.planning.described_speeds import described_speed, inputs_of
 from tests.profiler.measurement.swept import swept
 from tests.profiler.measurement.virtual_probe import MODEL, VirtualProbe, h100
 

@@ -17,7 +17,7 @@ from penstock.planner.performance.speed_sources import pick
 from penstock.profiler.measurement.accuracy import measured_and_predicted
 from penstock.profiler.measurement.profile_run import ProfileOptions, run
 from penstock.profiler.measurement.sweep import SweepOptions
-from penstock.runtime.planning.planner_inputs import inputs_of
+from penstock.runtime.planning.described_speeds import inputs_of
 from tests.vllm.server import MODEL, VllmServer
 
 SHAPE = RequestShape(400.0, 40.0)

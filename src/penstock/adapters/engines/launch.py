@@ -3,30 +3,26 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.dialects.kv_transfer_protocol import (
     LEASE,
     LEASE_STARTED,
     LEASE_USUAL,
-    TIER_SOCKET,
     configured_lease,
 )
 from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself, takes_priority, template_flag
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.adapters.engines.vllm_embeddings import ec_transfer_config
-from penstock.adapters.engines.vllm_kv_tiers import KV_TIER_ENV, KV_TIER_FLAGS, kv_transfer_config, with_handoff
 from penstock.config.derived.engine_flags import PP_SIZE, TP_SIZE, flag_value, flags_given, plain_flag
-from penstock.config.derived.tier_plans import tier_plan
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
-from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
 from penstock.kernel.values import JsonObject
@@ -40,13 +36,21 @@ HANDOFF_PORT = 5600
 EVENTS_PORT, REPLAY_PORT = 5557, 5558
 """Where an SGLang in a pod publishes; elsewhere it takes free ports."""
 ENTRY_POINTS = "vllm.stat_logger_plugins"
-LOADER_ENTRY_POINTS = "vllm.general_plugins"
-WEIGHTS_ENV, LOAD_FORMAT = "PENSTOCK_WEIGHTS", "penstock"
-"""As `penstock.inside.weights.weight_protocol` has them, which the other side of vLLM's plug-in point loads."""
-
 
 KV_CONNECTORS = {"completed": "NixlConnector", "push": "NixlPushConnector"}
 """Hand-off protocol -> vLLM's connector for it."""
+
+
+class EngineAddition(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process beside a vLLM needs of that one's start: flags, environment, labels of its card.
+
+    ``transfer``: a KV connector, as ``--kv-transfer-config`` has it.
+    """
+
+    flags: dict[str, str | None] = {}
+    env: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    transfer: JsonObject | None = None
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +91,7 @@ def launch_of(
     port: int,
     gpus: Sequence[int] = (),
     host: str = "127.0.0.1",
-    tiers: str | None = None,
-    weights: str | None = None,
+    additions: Sequence[EngineAddition] = (),
     in_pod: bool = False,
 ) -> Launch:
     """Return how to start one engine of a pool.
@@ -99,51 +102,22 @@ def launch_of(
         port: where it listens; a simulated engine also takes 0, any free one.
         gpus: indices of the GPUs that it may use; empty leaves that to the environment.
         host: address of this machine on which it listens, with its events and statistics.
-        tiers: socket of its tier process; None where it has none.
-        weights: socket of its weight process; None where it reads its files.
+        additions: of the processes beside it.
         in_pod: it runs with ports and files of its own, so that nothing is looked for on this machine.
     Raises:
         ConfigError: engines of this kind are not started here.
     """
-    if pool.engine == "sim":
-        return _sim(model, pool, port, host)
     if pool.engine == "vllm":
-        return _vllm(worker, model, pool, port, gpus, host, tiers, weights, in_pod)
+        return _vllm(worker, model, pool, port, gpus, host, additions, in_pod)
     if pool.engine == "sglang":
         return _sglang(worker, model, pool, port, gpus, host, in_pod)
     if pool.engine == "llamacpp":
         return _llamacpp(model, pool, port, gpus, host)
+    if extension.offers("engine", pool.engine):
+        started: Launch = extension.entry("engine", pool.engine)(model, pool, port, host)
+        return started
     raise ConfigError(
         f"engines of kind {pool.engine} are not started here", hint="start the server yourself and give its URL"
-    )
-
-
-def has_tier_process(pool: PoolSettings) -> bool:
-    """Return whether each engine of a pool has a tier process beside it; a simulated engine has tiers of its own."""
-    return pool.engine == "vllm" and not pool.attached and pool.cache.host > 0
-
-
-def _sim(model: str, pool: PoolSettings, port: int, host: str) -> Launch:
-    settings = json.dumps(msgspec.to_builtins(pool.sim))
-    module = "penstock.adapters.engines.sim.sim_process"
-    cache = tier_plan(pool.cache)
-    return Launch(
-        argv=(
-            *(sys.executable, "-m", module, "--model", model, "--host", host, "--port", str(port)),
-            *("--settings", settings),
-            *(() if pool.max_cpu_loras is None else ("--max-cpu-loras", str(pool.max_cpu_loras))),
-            *(("--cache", msgspec.json.encode(cache).decode()) if cache.host else ()),
-            *(() if pool.role == "aggregated" else ("--role", pool.role)),
-            *(() if pool.embeddings is None else ("--embeddings", pool.embeddings)),
-            *(word for pair in template_flag(pool).items() for word in pair if word is not None),
-            *pool.args,
-        ),
-        card={
-            **overrides_of(pool),
-            "engine": "sim",
-            "max_num_seqs": pool.sim.max_num_seqs,
-            "max_num_batched_tokens": pool.sim.max_num_batched_tokens,
-        },
     )
 
 
@@ -154,8 +128,7 @@ def _vllm(
     port: int,
     gpus: Sequence[int],
     host: str,
-    tiers: str | None,
-    weights: str | None,
+    additions: Sequence[EngineAddition],
     in_pod: bool,
 ) -> Launch:
     if port == 0:
@@ -205,24 +178,17 @@ def _vllm(
         flags |= {"--enable-auto-tool-choice": None, "--tool-call-parser": pool.tool_parser}
     if pool.reasoning_parser is not None and parses_itself(pool, pool.reasoning_parser):
         flags["--reasoning-parser"] = pool.reasoning_parser
-    if weights is not None:
-        if not plugin_installed(pool.program, {**os.environ, **pool.env}, LOADER_ENTRY_POINTS):
-            raise ConfigError(
-                f"share_weights of {worker}: the environment of {pool.program} has no weight loader",
-                hint="install penstock into it: pip install --no-deps penstock",
-            )
-        flags["--load-format"] = LOAD_FORMAT
-        env[WEIGHTS_ENV] = weights
     if pool.sleeping:
         flags[SLEEP_FLAG] = None
         env |= SLEEP_ENV
     flags |= template_flag(pool)
     transfer: dict[str, object] = {}
-    if tiers is not None:
-        transfer = kv_transfer_config(tiers, pool.cache, worker)
-        card["labels"] = {**card.get("labels", {}), TIER_SOCKET: tiers}
-        flags |= KV_TIER_FLAGS
-        env |= KV_TIER_ENV
+    for addition in additions:
+        flags |= addition.flags
+        env |= addition.env
+        if addition.labels:
+            card["labels"] = {**card.get("labels", {}), **addition.labels}
+        transfer = _both(transfer, addition.transfer) if addition.transfer is not None else transfer
     if pool.role == "encode":
         del flags["--enable-prefix-caching"]  # it computes no KV
         flags["--no-enable-prefix-caching"] = None
@@ -238,7 +204,7 @@ def _vllm(
             "kv_connector_extra_config": {"kv_lease_duration": LEASE_STARTED},
         }
         card["labels"] = {**card.get("labels", {}), LEASE: str(LEASE_STARTED)}
-        transfer = with_handoff(handoff, transfer) if transfer else handoff
+        transfer = _both(handoff, transfer)
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
@@ -280,6 +246,17 @@ def _vllm(
         start_timeout=SERVER_START_TIMEOUT,
         card=card,
     )
+
+
+def _both(first: JsonObject, second: JsonObject) -> JsonObject:
+    """Return one transfer configuration of two, such as of a hand-off and of tiers; the first is asked first."""
+    if not first or not second:
+        return first or second
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [first, second]},
+    }
 
 
 def _sglang(
@@ -419,7 +396,7 @@ def _flags(argv: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def _sim_settings(text: str) -> Iterator[tuple[str, str]]:
     """Yield every knob of a simulated engine's settings, as this release has them."""
     try:
-        left = [("", msgspec.to_builtins(msgspec.json.decode(text, type=SimSettings)))]
+        left = [("", msgspec.to_builtins(msgspec.json.decode(text, type=extension.settings_group("sim"))))]
     except msgspec.DecodeError:
         left = [("", text)]
     while left:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.engines.dialects.kv_transfer_protocol import TIERS
 from penstock.config.settings.client_fields import CLIENT_FIELDS
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.config.settings.parser_names import OWN_PREFIX
@@ -52,8 +51,6 @@ def overrides_of(pool: PoolSettings, url: str | None = None) -> dict[str, Any]:
         labels[CLIENT_FIELDS] = " ".join(pool.client_fields)
     if is_file(labels.get(CHAT_TEMPLATE)):
         labels[CHAT_TEMPLATE] = AS_FLAG if template_flag(pool) else UNTRIED
-    if pool.cache.host and pool.engine in WITH_TIERS and not pool.attached:
-        labels[TIERS] = pool.cache.order
     if not parses_itself(pool, pool.tool_parser):
         labels |= {TOOL_PARSER: pool.tool_parser} if pool.tool_parser is not None else {}
     if not parses_itself(pool, pool.reasoning_parser):

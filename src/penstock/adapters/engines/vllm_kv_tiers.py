@@ -45,12 +45,3 @@ def kv_transfer_config(socket: str, cache: CacheSettings, worker: str) -> dict[s
             ],
         },
     }
-
-
-def with_handoff(handoff: dict[str, object], tiers: dict[str, object]) -> dict[str, object]:
-    """Return one configuration of two: prefill/decode hand-off and tiers. The hand-off is asked first."""
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [handoff, tiers]},
-    }

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError, write_hint
 from penstock.planner.tick_record import TickRecord
 
@@ -22,6 +23,11 @@ log = logging.getLogger("penstock.planner.tensorboard")
 VERSION = "brain.Event:2"
 _POLYNOMIAL = 0x82F63B78
 _MASK = 0xA282EAD8
+
+
+def tensorboard_log(settings: PlanningSettings, run: Path | None) -> "TensorBoardLog | None":
+    """Return the log that the settings ask for: an entry of the seam ``tick listener``."""
+    return None if settings.tensorboard is None else TensorBoardLog(settings.tensorboard)
 
 
 class TensorBoardLog:
@@ -58,7 +64,8 @@ class TensorBoardLog:
                 log.warning("%s can't be written: %s", self.path, error)
             self.failing = str(error)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End the log."""
         self._file.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
+from penstock import extension
 from penstock.adapters.engines.describe import models_in
 from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, read_access, refused
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused
@@ -125,15 +126,23 @@ def models_of_pods(
 
 def _first_of_pods(selector: str, overrides: Sequence[str]) -> str:
     """Return the URL of a ready pod, to ask it for its model."""
-    from penstock.runtime.supervision.pod_pool import ready_servers
-
     settings = load(None, [text for text in overrides if text.startswith("discovery.")], os.environ).settings
-    servers = asyncio.run(ready_servers(settings.discovery.kubernetes, selector))
+
+    async def ready() -> Sequence[Any]:
+        source = extension.entry("source", "kubernetes", "selector")(settings.discovery.kubernetes)
+        try:
+            servers: Sequence[Any] = await source.ready(selector)
+            return servers
+        finally:
+            await source.close()
+
+    servers = asyncio.run(ready())
     if not servers:
         raise EngineError(
             f"no pod with {selector} is ready, so none tells its model", hint="name it with --model, or wait"
         )
-    return servers[0].url
+    url: str = servers[0].url
+    return url
 
 
 def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[tuple[str, ListedModel]]:

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from penstock.cli.shared.admin_client import AdminClient, admin_key_option, url_option
-from penstock.cli.shared.port_forward import PodClient
 
 
 def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -25,7 +24,11 @@ def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         if (context, namespace, cluster) == (None, None, None):
             return command(client=AdminClient(url, admin_key), **others)
-        return command(client=PodClient(context, namespace, cluster), **others)
+        from penstock import extension  # a cluster at a URL needs no entry points
+
+        return command(
+            client=extension.entry("client", "kubernetes", "--cluster")(context, namespace, cluster), **others
+        )
 
     options = url_option(admin_key_option(with_client))
     for name, metavar, text in (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from penstock import extension
 from penstock.config.reading.load import Loaded
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
@@ -44,9 +45,9 @@ def _report(folder: Path) -> None:
 
     if not there(folder / "requests.jsonl"):
         return  # no request came: there is nothing to draw
-    from penstock.report.run.run_page import write_report
-
+    if not extension.offers("run", "page"):
+        return
     try:
-        click.echo(f"Report: {write_report(folder)}")
+        click.echo(f"Report: {extension.entry('run', 'page')(folder)}")
     except PenstockError as error:
         click.echo(f"penstock: the report could not be drawn: {error}", err=True)

@@ -1,5 +1,6 @@
 """Option values: numbers with a unit, such as ``2m``, as a type of click, and addresses."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,3 +43,8 @@ def address_of(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal():
         raise click.UsageError(f"{text!r} is not HOST:PORT")
     return host, int(port)
+
+
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
+)

@@ -17,9 +17,6 @@ FORMATS = (
 )
 TIME_UNITS = ("s", "ms", "us", "ns")
 
-out_option = click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of run folders."
-)
 html_option = click.option("--html/--no-html", default=True, show_default=True, help="Write report.html.")
 
 

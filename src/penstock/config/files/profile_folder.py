@@ -6,7 +6,7 @@ alone serves a planner of one role), or ``prefill_raw_data.json`` and ``decode_r
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from penstock.config.files.profile_manifest import (
     sizes_measured,
     timing_table,
 )
-from penstock.config.settings.cluster_settings import PoolSettings
+from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.planner.performance.speed_sources import Profile
 
@@ -124,6 +124,14 @@ def table_of_folder(folder: str | Path, tp: int, model: str | None = None) -> Ma
     prefill = [(point["tokens"], point["seconds"]) for point in metrics["prefill"]]
     decode = [(point["batch"], point["kv_tokens"], point["seconds"]) for point in metrics["decode"]]
     return grid_of(prefill, decode, str(folder))
+
+
+def warm_up_trace(settings: ClusterSettings) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Return that the trace which predictors are to see first is not there: an entry of the seam ``file check``."""
+    trace = settings.planner.classic.forecast.warm_up_trace
+    if trace is not None and not Path(trace).exists():
+        path = ("planner", "classic", "forecast", "warm_up_trace")
+        yield path, f"{trace} is not there", "paths count from the current folder"
 
 
 def says_size(folder: str | Path) -> bool:

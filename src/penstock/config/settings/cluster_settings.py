@@ -1,22 +1,29 @@
 """Top of the tree of settings, for a whole cluster; the knobs of the other rooms hang below it."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.config.settings.cache_settings import CacheSettings
+from penstock import extension
 from penstock.config.settings.discovery_settings import DiscoverySettings
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.config.settings.picker_settings import PickerSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.config.settings.pool_access_settings import PoolAccessSettings
 from penstock.config.settings.tenant_settings import AuditSettings, TenantSettings
-from penstock.engine.settings import SimSettings
 from penstock.fleet.crash_backoff import RESTART_BACKOFF_MAX
 from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.settings import Knob, Settings
 from penstock.kernel.values import HandoffProtocol, Role, Slo
 from penstock.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    SimSettings: TypeAlias = Any
+    CacheSettings: TypeAlias = Any
+    PickerSettings: TypeAlias = Any
+    ExtensionSettings: TypeAlias = Any
+else:  # groups of the companions that have a place of their own, and those of everybody else
+    SimSettings, CacheSettings, PickerSettings = map(extension.settings_group, ("sim", "cache", "picker"))
+    ExtensionSettings = extension.settings_groups()
 
 EngineKind = Literal["sim", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
 LogFormat = Literal["text", "json"]
@@ -272,8 +279,8 @@ class PoolSettings(Settings, frozen=True, kw_only=True):
     ] = 16 * 1024**3
     access: PoolAccessSettings = PoolAccessSettings()
     health: HealthSettings = HealthSettings()
-    cache: CacheSettings = CacheSettings()
-    sim: SimSettings = SimSettings()
+    cache: CacheSettings = msgspec.field(default_factory=lambda: CacheSettings())
+    sim: SimSettings = msgspec.field(default_factory=lambda: SimSettings())
 
     @property
     def attached(self) -> bool:
@@ -569,7 +576,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         Knob("Tenants by name, each with keys of its own; keys of frontend.security.api_keys belong to none."),
     ] = {}
     audit: AuditSettings = AuditSettings()
-    picker: PickerSettings = PickerSettings()
+    picker: PickerSettings = msgspec.field(default_factory=lambda: PickerSettings())
     router: RouterSettings = RouterSettings()
     slo: Slo = Slo()
     discovery: DiscoverySettings = DiscoverySettings()
@@ -579,6 +586,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
     engine_stats: EngineStatsSettings = EngineStatsSettings()
     canary: CanarySettings = CanarySettings()
     planner: PlanningSettings = PlanningSettings()
+    extensions: ExtensionSettings = msgspec.field(default_factory=lambda: ExtensionSettings())
 
     @property
     def routing(self) -> RouterSettings:

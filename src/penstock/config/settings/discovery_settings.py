@@ -1,11 +1,16 @@
 """Knobs of stores and event planes, through which the processes of a cluster discover and inform each other."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+from penstock import extension
 from penstock.kernel.settings import Knob, Settings
 
-StoreKind = Literal["sqlite", "etcd", "kubernetes"]
-PlaneKind = Literal["zmq", "forwarder", "nats"]
+if TYPE_CHECKING:
+    StoreKind: TypeAlias = str
+    PlaneKind: TypeAlias = str
+else:
+    StoreKind = extension.choices("store", "sqlite", "etcd")
+    PlaneKind = extension.choices("plane", "zmq", "forwarder", "nats")
 KvRoute = Literal["direct", "nats", "jetstream"]
 
 

@@ -1,13 +1,17 @@
 """Knobs of the planner's sources and connectors, beside those of planning itself."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+from penstock import extension
 from penstock.config.settings.planner_report_settings import PlannerReportSettings
 from penstock.kernel.settings import Knob, Settings
 from penstock.planner.settings import PlannerSettings
 
 SourceKind = Literal["streams", "prometheus"]
-ConnectorKind = Literal["process", "virtual", "webhook", "kubernetes"]
+if TYPE_CHECKING:
+    ConnectorKind: TypeAlias = str
+else:
+    ConnectorKind = extension.choices("connector", "process", "webhook")
 MetricsSource = Literal["frontend", "router"]
 
 PROMETHEUS_TIMEOUT = 10.0

@@ -8,16 +8,15 @@ answers that pass through. A 500 would be a bug, so it is no part of the API. Sc
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 import penstock
+from penstock import extension
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
-from penstock.frontend.batches.batch_answers import Batch, BatchList, FileDeleted, FileList, StoredFile
-from penstock.frontend.batches.batch_routes import NewBatch
 from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
 from penstock.frontend.prompt.request_body import (
@@ -54,9 +53,6 @@ OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
 """Error statuses of any request to an engine, beside the engine's own answers."""
 OF_ADMINS = (401, 403)
 OF_MODELS = (ModelEntry, ModelList, ModelReady, Health, Live)
-OF_BATCHES = (StoredFile, FileList, FileDeleted, Batch, BatchList, NewBatch)
-OF_FILES = (400, 401, 404)
-"""Error statuses of the routes of files and batches."""
 _TEXT: JsonObject = {"type": "string"}
 
 
@@ -82,8 +78,7 @@ def openapi(frontend: FrontendSettings) -> JsonObject:
             **_translated(),
             **_proxied(frontend.proxied_routes),
             **_jobs(),
-            **_files(),
-            **_batches(),
+            **{path: what for description in _of_extensions() for path, what in description.paths.items()},
             **_models(),
             **_health(),
             **_pages(),
@@ -102,6 +97,18 @@ def openapi(frontend: FrontendSettings) -> JsonObject:
     }
 
 
+class RouteDescription(NamedTuple):
+    """What the routes of an extension add to the description: paths, and the structs that these name."""
+
+    paths: JsonObject
+    structs: Sequence[type[msgspec.Struct]] = ()
+
+
+@cache
+def _of_extensions() -> Sequence[RouteDescription]:
+    return [describe() for describe in extension.entries("route description").values()]
+
+
 def _completions() -> JsonObject:
     chat = _engine_route("Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion")
     text = _engine_route("Continue a text.", "completion", "CompletionRequest", "Completion")
@@ -115,13 +122,13 @@ def _engine_route(summary: str, name: str, body: str, answer: str) -> JsonObject
         "tags": ["completions"],
         "security": [{}, {"key": []}],
         "parameters": [_parameter("header", header, schema) for header, schema in HEADERS.items()],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(body)}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}},
         "responses": {
             "200": {
                 "description": "The engine's answer: whole, or with stream as server-sent events that end in [DONE].",
                 "headers": {header: {"$ref": f"#/components/headers/{header}"} for header in _answer_headers()},
                 "content": {
-                    "application/json": {"schema": _schema(answer)},
+                    "application/json": {"schema": schema_of(answer)},
                     "text/event-stream": {"schema": {"type": "string"}},
                 },
             },
@@ -159,7 +166,7 @@ def _translated_route(name: str, summary: str, path: str, *, body: bool) -> Json
         "summary": summary,
         "tags": ["translated"],
         "security": [{}, {"key": []}],
-        "parameters": [*_of_path(path), *hints],
+        "parameters": [*path_parameters(path), *hints],
         **({"requestBody": {"required": True, "content": _any_json()}} if body else {}),
         "responses": {
             "200": {"description": summary, "content": {**_any_json(), "text/event-stream": {"schema": _TEXT}}},
@@ -184,7 +191,7 @@ def _proxied(routes: Sequence[str]) -> JsonObject:
                 "requestBody": {
                     "required": True,
                     "content": {
-                        "application/json": {"schema": _schema("ProxiedRequest")},
+                        "application/json": {"schema": schema_of("ProxiedRequest")},
                         "multipart/form-data": {"schema": {"type": "object"}},
                     },
                 },
@@ -220,7 +227,7 @@ def _jobs() -> JsonObject:
             "summary": summary,
             "tags": ["jobs"],
             "security": [{}, {"key": []}],
-            "parameters": _of_path(path),
+            "parameters": path_parameters(path),
             **({"requestBody": {"required": True, "content": body}} if begins else {}),
             "responses": {
                 "200": {"description": "The engine's answer, with our id of the job.", "content": {"*/*": {}}},
@@ -232,59 +239,22 @@ def _jobs() -> JsonObject:
     return described
 
 
-def _files() -> JsonObject:
-    form: JsonObject = {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}
-    get = _of_file("fileContent", "The bytes of a file.", "StoredFile", "job")
-    get["responses"]["200"]["content"] = {"application/octet-stream": {}}
-    return {
-        "/v1/files": {
-            "get": _of_file("listFiles", "All files, the newest first.", "FileList"),
-            "post": {
-                **_of_file("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417)),
-                "requestBody": form,
-            },
-        },
-        "/v1/files/{job}": {
-            "get": _of_file("getFile", "One file.", "StoredFile", "job"),
-            "delete": _of_file("deleteFile", "Delete a file.", "FileDeleted", "job", more=(409,)),
-        },
-        "/v1/files/{job}/content": {"get": get},
-    }
-
-
-def _batches() -> JsonObject:
-    body = {"required": True, "content": {"application/json": {"schema": _schema("NewBatch")}}}
-    return {
-        "/v1/batches": {
-            "get": _of_file("listBatches", "All batches, the newest first.", "BatchList"),
-            "post": {**_of_file("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429)), "requestBody": body},
-        },
-        "/v1/batches/{batch}": {"get": _of_file("getBatch", "One batch.", "Batch", "batch")},
-        "/v1/batches/{batch}/cancel": {
-            "post": _of_file("cancelBatch", "End a batch before its time.", "Batch", "batch", more=(409,))
-        },
-    }
-
-
-def _of_file(name: str, summary: str, schema: str, path: str = "", more: Sequence[int] = ()) -> JsonObject:
-    operation = _get(name, summary, "batches", schema, (*OF_FILES, *more), [{}, {"key": []}])
-    return {**operation, "parameters": _of_path(f"{{{path}}}")} if path else operation
-
-
 def _models() -> JsonObject:
     model = _parameter("path", "model", {"type": "string", "minLength": 1}, required=True)
     key: list[JsonObject] = [{}, {"key": []}]
     return {
-        "/v1/models": {"get": _get("listModels", "All models.", "models", "ModelList", (401,), key)},
+        "/v1/models": {"get": get_operation("listModels", "All models.", "models", "ModelList", (401,), key)},
         "/v1/models/{model}": {
             "get": {
-                **_get("getModel", "One model; its id may have slashes.", "models", "ModelEntry", (401, 404), key),
+                **get_operation(
+                    "getModel", "One model; its id may have slashes.", "models", "ModelEntry", (401, 404), key
+                ),
                 "parameters": [model],
             }
         },
         "/v1/models/{model}/ready": {
             "get": {
-                **_get("modelReady", "Whether it can be served now.", "models", "ModelReady", (401, 404), key),
+                **get_operation("modelReady", "Whether it can be served now.", "models", "ModelReady", (401, 404), key),
                 "parameters": [model],
             }
             | {"responses": _ready_answers()}
@@ -293,7 +263,7 @@ def _models() -> JsonObject:
 
 
 def _ready_answers() -> JsonObject:
-    both = {"content": {"application/json": {"schema": _schema("ModelReady")}}}
+    both = {"content": {"application/json": {"schema": schema_of("ModelReady")}}}
     return {
         "200": {"description": "It can.", **both},
         "503": {"description": "No worker is ready.", **both},
@@ -302,7 +272,7 @@ def _ready_answers() -> JsonObject:
 
 
 def _health() -> JsonObject:
-    health = {"content": {"application/json": {"schema": _schema("Health")}}}
+    health = {"content": {"application/json": {"schema": schema_of("Health")}}}
     scope = _parameter("query", "scope", _TEXT, "process: this process alone, not all frontends added up.")
     return {
         "/health": {
@@ -316,7 +286,7 @@ def _health() -> JsonObject:
                 },
             }
         },
-        "/live": {"get": _get("live", "200 while the process answers.", "health", "Live", (), None)},
+        "/live": {"get": get_operation("live", "200 while the process answers.", "health", "Live", (), None)},
         "/metrics": {
             "get": {
                 "operationId": "metrics",
@@ -328,7 +298,7 @@ def _health() -> JsonObject:
                 },
             }
         },
-        "/openapi.json": {"get": _get("openapi", "This description.", "health", "Open", (), None)},
+        "/openapi.json": {"get": get_operation("openapi", "This description.", "health", "Open", (), None)},
     }
 
 
@@ -359,7 +329,7 @@ def _pages() -> JsonObject:
                 "operationId": "pageFile",
                 "summary": "A script, the style or the icon of the page.",
                 **admins,
-                "parameters": _of_path("/ui/{file}"),
+                "parameters": path_parameters("/ui/{file}"),
                 "responses": {"200": file, **_problems((*OF_ADMINS, 404))},
             }
         },
@@ -380,7 +350,7 @@ def _admin(route: AdminRoute, schemas: Iterator[JsonObject]) -> JsonObject:
         "summary": route.summary,
         "tags": ["admin"],
         "security": _for_admins(),
-        "parameters": [*_of_path(route.path), *query],
+        "parameters": [*path_parameters(route.path), *query],
         **({} if body is None else {"requestBody": {"required": True, "content": body}}),
         "responses": {
             "200": {"description": route.summary, "content": content},
@@ -404,7 +374,8 @@ def _derived() -> tuple[JsonObject, JsonObject]:
     """Return the paths of the admin routes, and the schemas of all structs that they and the model routes name."""
     types = [kind for route in ADMIN_ROUTES for kind in types_of(route)]
     found, components = msgspec.json.schema_components(
-        (*types, *OF_MODELS, *OF_BATCHES, Problem), ref_template=REFERENCE
+        (*types, *OF_MODELS, *(each for part in _of_extensions() for each in part.structs), Problem),
+        ref_template=REFERENCE,
     )
     schemas = iter(found)
     paths: JsonObject = {}
@@ -413,7 +384,7 @@ def _derived() -> tuple[JsonObject, JsonObject]:
     return paths, components
 
 
-def _of_path(path: str) -> list[JsonObject]:
+def path_parameters(path: str) -> list[JsonObject]:
     """Return the parameters in a path."""
     names = re.findall(r"{(\w+)}", path)
     return [_parameter("path", name, {"type": "string", "minLength": 1}, required=True) for name in names]
@@ -422,10 +393,10 @@ def _of_path(path: str) -> list[JsonObject]:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _get(
+def get_operation(
     name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[JsonObject] | None
 ) -> JsonObject:
-    answer = {"description": summary, "content": {"application/json": {"schema": _schema(schema)}}}
+    answer = {"description": summary, "content": {"application/json": {"schema": schema_of(schema)}}}
     operation: JsonObject = {
         "operationId": name,
         "summary": summary,
@@ -439,12 +410,12 @@ def _for_admins() -> list[JsonObject]:
     return [{}, {"admin": []}, {"browser": []}]
 
 
-def _schema(name: str) -> JsonObject:
+def schema_of(name: str) -> JsonObject:
     return {"$ref": REFERENCE.format(name=name)}
 
 
 def _any_json() -> JsonObject:
-    return {"application/json": {"schema": _schema("Open")}}
+    return {"application/json": {"schema": schema_of("Open")}}
 
 
 def _parameter(
@@ -462,7 +433,7 @@ def _problems(statuses: Sequence[int]) -> JsonObject:
 def _problem(status: int) -> JsonObject:
     response: JsonObject = {
         "description": PROBLEMS[status],
-        "content": {"application/json": {"schema": _schema("Problem")}},
+        "content": {"application/json": {"schema": schema_of("Problem")}},
     }
     if status in (429, 503):
         text = "Whole seconds after which a retry may succeed; absent where that is unknown."

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from penstock import extension
 from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed
 from penstock.frontend.prompt.token_boundaries import TokenBoundaries
 from penstock.kernel.errors import ConfigError
@@ -299,16 +300,14 @@ def load_tokenizer(where: str, *, cache_bytes: int = 0, template: str | None = N
 
 
 def builtin_folder(where: str) -> Path:
-    """Return the folder of a tokenizer that comes with Penstock.
+    """Return the folder of a tokenizer that comes with an extension.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if where != "builtin:sim":
-        raise ConfigError(f"there is no built-in tokenizer {where!r}", hint="the only one is builtin:sim")
-    from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
-
-    return Path(DATA_DIR)
+    if not extension.offers("tokenizer", where):
+        raise ConfigError(f"there is no built-in tokenizer {where!r}", hint=extension.known("tokenizer"))
+    return Path(extension.entry("tokenizer", where))
 
 
 def _cuts(token: Any, added: Sequence[Any]) -> bool:

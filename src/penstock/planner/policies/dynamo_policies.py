@@ -1,7 +1,8 @@
 """The policies of Dynamo's planners by name, each made of settings and of what is known before any observation."""
 
-from penstock.planner.limits.contradictions import of_hybrid, refuse
+from penstock.planner.limits.contradictions import refuse
 from penstock.planner.plugins.plugin_registry import PlannerPlugin
+from penstock.planner.policies.classic_contradictions import of_hybrid
 from penstock.planner.policies.policy_inputs import PolicyInputs
 from penstock.planner.settings import PlannerSettings
 

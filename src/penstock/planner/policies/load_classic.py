@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.kernel.values import Role
-from penstock.planner.limits.contradictions import of_load_thresholds, refuse
+from penstock.planner.limits.contradictions import refuse
 from penstock.planner.observation import ModelState
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec
 from penstock.planner.plugins.proposals import PoolTarget, Reason, Result
 from penstock.planner.policies.classic import RolePool, about, answer, hold_reason, in_progress, minimum_of, teams_of
+from penstock.planner.policies.classic_contradictions import of_load_thresholds
 from penstock.planner.remembering import Remembering
 from penstock.planner.settings import PlannerSettings
 

@@ -8,7 +8,7 @@ engines count the KV of running and waiting requests, over their capacity.
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.planner.limits.contradictions import THRESHOLDS, of_thresholds, refuse
+from penstock.planner.limits.contradictions import refuse
 from penstock.planner.observation import EngineState
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PlannerPlugin, PluginSpec, StatelessPlugin
@@ -25,6 +25,7 @@ from penstock.planner.policies.classic import (
     mismatch,
     teams_of,
 )
+from penstock.planner.policies.classic_contradictions import THRESHOLDS, of_thresholds
 from penstock.planner.settings import PlannerSettings
 
 Goal = Literal["throughput", "latency", "load"]

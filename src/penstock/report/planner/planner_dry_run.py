@@ -14,8 +14,8 @@ from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_report_page import write_planner_report
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import traffic_of, variants_of
+from penstock.runtime.planning.described_speeds import inputs_of
 from penstock.runtime.planning.planner_assembly import build_planner
-from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import RunFolder

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_report_page import write_planner_report
@@ -12,6 +13,11 @@ REQUESTS_MAX = 1 << 30
 """Bytes of requests.jsonl that a planner reads while it plans: about ten seconds of CPU."""
 
 log = logging.getLogger("penstock.planner.report")
+
+
+def scheduled_report(settings: PlanningSettings, run: Path | None) -> "ScheduledReport | None":
+    """Return the report that the settings ask for: an entry of the seam ``tick listener``."""
+    return ScheduledReport(run, settings.report.interval) if run is not None and settings.report.interval else None
 
 
 class ScheduledReport:

@@ -52,7 +52,7 @@ from penstock.report.traffic_options import cut, of_clients, of_trace, of_worklo
 from penstock.router.events import Decision
 from penstock.router.journal import router_book
 from penstock.router.selection.decision_summary import DecisionSummaries
-from penstock.runtime.planning.planner_inputs import inputs_of
+from penstock.runtime.planning.described_speeds import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS as TICK_RECORDS
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.run_folder import CsvRows, LineWriter, RunFolder

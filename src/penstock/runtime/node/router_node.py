@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.engines.describe import measured_speed
 from penstock.adapters.engines.http.engine_access import EngineAccesses
@@ -47,7 +48,6 @@ from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.plugin_watch import PluginWatch
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
-from penstock.runtime.planning.planner_inputs import described_speed
 from penstock.runtime.planning.planner_status import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.pod_run_folder import process_name
@@ -249,8 +249,8 @@ class RouterNode:
 
     async def _measure(self, card: WorkerCard) -> None:
         speed = await measured_speed(self._http.session, card.url)
-        if speed is None:
-            speed = await asyncio.to_thread(described_speed, self.settings, card)
+        if speed is None and extension.offers("speeds", "card"):
+            speed = await asyncio.to_thread(extension.entry("speeds", "card"), self.settings, card)
         if speed is not None:
             self.live.post("router", WorkerMeasured(worker=card.id, **speed))
 

@@ -21,7 +21,6 @@ from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.runtime.cluster_state.peer_signature import signed
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
-from penstock.runtime.planning.planner_inputs import inputs_of
 
 
 def build_planner(settings: ClusterSettings, inputs: PolicyInputs | None = None) -> Planner:
@@ -35,6 +34,18 @@ def build_planner(settings: ClusterSettings, inputs: PolicyInputs | None = None)
     planning = settings.planner
     own = load_plugins(planning.plugins)
     return Planner(planning, [*plugins_of(planning, inputs or inputs_of(settings)), *own])
+
+
+def inputs_of(settings: ClusterSettings) -> PolicyInputs:
+    """Return what policies know beside observations: what extensions read or measure of engines beforehand.
+
+    Raises:
+        ConfigError: a profile, a timing table or a trace can't be read.
+    """
+    if not extension.offers("speeds", "pools"):
+        return PolicyInputs(slo=settings.slo)
+    inputs: PolicyInputs = extension.entry("speeds", "pools")(settings)
+    return inputs
 
 
 def build_source(settings: ClusterSettings, store: Store | None, secret: ClusterSecret | None) -> TrafficSource:
@@ -118,7 +129,7 @@ def pools_of(settings: ClusterSettings) -> dict[str, Pool]:
 
 def gpus_of(pool: PoolSettings) -> int:
     """Return the GPUs of a replica: by its settings, or by its timing model; at least one."""
-    simulated = pool.sim.timing.gpus if pool.engine == "sim" else 1
+    simulated = pool.sim.timing.gpus if pool.engine == "sim" and pool.gpus is None else 1
     return max(1, simulated if pool.gpus is None else pool.gpus)
 
 

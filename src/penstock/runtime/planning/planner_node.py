@@ -35,9 +35,8 @@ from penstock.runtime.backends import open_store
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.planning.engine_benchmarks import EngineBenchmarks
 from penstock.runtime.planning.live_observer import LiveObserver
-from penstock.runtime.planning.planner_assembly import build_connector, build_planner, build_source
+from penstock.runtime.planning.planner_assembly import build_connector, build_planner, build_source, inputs_of
 from penstock.runtime.planning.planner_driver import PlannerDriver
-from penstock.runtime.planning.planner_inputs import inputs_of
 from penstock.runtime.planning.planner_report import RECORDS, STATE
 from penstock.runtime.planning.tick_log import Listener, TickLog
 from penstock.runtime.records.journal_writer import JournalWriter

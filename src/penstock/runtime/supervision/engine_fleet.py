@@ -9,10 +9,11 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec
 from penstock.adapters.connectors.engine_runner import EngineRunner
 from penstock.adapters.connectors.gpu_inventory import inventory
@@ -20,16 +21,13 @@ from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import ServerHealth, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_access import EngineAccesses, key_env
-from penstock.adapters.engines.launch import Launch, has_tier_process, launch_of
+from penstock.adapters.engines.launch import Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
-from penstock.adapters.engines.sim.sim_process import SIBLING_ENV
 from penstock.adapters.engines.sleep_mode import put_to_sleep, wake
-from penstock.adapters.engines.vllm_kv_tiers import host_memories
-from penstock.adapters.kubernetes.kubernetes_login import open_client
+from penstock.adapters.process_life import SIBLING_ENV
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.cluster_secret_file import SECRET_ENV, without_secrets
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ModelSettings, PoolSettings, SuperviseSettings
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.fleet.events import Crashed, Forget, Recalled, Spawn
@@ -44,18 +42,11 @@ from penstock.runtime.cluster_state.membership import WORKERS, MembershipEntry, 
 from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all, acks_in
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
-from penstock.runtime.kv_tiers.peer_exchange import PeerExchange
-from penstock.runtime.kv_tiers.tier_admin_client import socket_of
-from penstock.runtime.kv_tiers.tier_children import TierChildren
 from penstock.runtime.records.journal_writer import JournalWriter
+from penstock.runtime.supervision.engine_children import EngineChildren, EngineSite
 from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner, Strategy
-from penstock.runtime.supervision.pod_pool import PodPool
 from penstock.runtime.supervision.requests_left import reports_in, requests_left
 from penstock.runtime.supervision.status_writer import Report, StatusWriter
-from penstock.runtime.weights.weight_children import PREFIX, WeightChildren
-
-if TYPE_CHECKING:
-    from lightkube import AsyncClient
 
 log = logging.getLogger("penstock.fleet")
 
@@ -103,6 +94,28 @@ class Frontends(Protocol):
             PenstockError: its successor does not come up.
         """
         ...
+
+
+class FollowedServers(Protocol):
+    """A pool's servers while they come and go; `run` until cancelled."""
+
+    async def run(self) -> None: ...
+
+    async def read(self) -> None:
+        """Wait until those that there are were read.
+
+        Raises:
+            PenstockError: they can't be.
+        """
+        ...
+
+
+class ServerSource(Protocol):
+    """Where the servers of pools with a selector are found: an entry of the seam ``source`` makes one."""
+
+    def follow(self, driver: FleetDriver, name: str, settings: PoolSettings, configured: Pool) -> FollowedServers: ...
+
+    async def close(self) -> None: ...
 
 
 class EngineFleet:
@@ -158,8 +171,8 @@ class EngineFleet:
         self._relays = relays
         self._elsewhere = elsewhere
         own = os.environ if env is None else env
-        self._tiers: TierChildren | None = None
-        self._weights: WeightChildren | None = None
+        self._children: list[EngineChildren] = []
+        """Kinds of processes beside the engines of this machine."""
         if elsewhere is None:
             assert state is not None
             elsewhere = self._here(settings, state, logs, own, grace=orphan_grace, end=end)
@@ -171,14 +184,10 @@ class EngineFleet:
             self._journal = JournalWriter(folder, fleet_book(self.driver.fleet), wall_ns=time.time_ns())
             self._journal.begin(0)
         self.driver.watched = self._watched
-        self._caches: dict[str, CacheSettings] = {}
-        """Of pools whose engines have a tier process each."""
-        self._weight_sockets: dict[str, str] = {}
-        """Model and pool -> where its engines ask for weights."""
         self.statuses = StatusWriter(store, ttl)
         self._kubernetes = KubernetesSettings() if kubernetes is None else kubernetes
-        self._api: AsyncClient | None = None
-        self._pods: list[PodPool] = []
+        self._source: ServerSource | None = None
+        self._followed: list[FollowedServers] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._cards: dict[str, WorkerCard] = {}
         self._epoch = 0
@@ -201,30 +210,25 @@ class EngineFleet:
         """Return this machine as the place of the engines."""
         available = inventory(settings.gpus, own)
         env = without_secrets(own)
-        self._tiers = TierChildren(
-            settings,
-            state.path.parent,
-            state.namespace,
+        site = EngineSite(
+            settings=settings,
+            state=state.path.parent,
+            namespace=state.namespace,
             logs=logs,
             env={**env, **({} if self._secret is None else {SECRET_ENV: self._secret})},
             host=self._host,
             crashes=self.crashes,
-            exchange=PeerExchange(self._store, socket_of(state.path.parent, state.namespace, "").parent, self._ttl),
+            store=self._store,
+            ttl=self._ttl,
         )
-        self._weights = WeightChildren(
-            settings,
-            logs=logs,
-            env={**env, **({} if self._secret is None else {SECRET_ENV: self._secret})},
-            host=self._host,
-            exchange=lambda folder: PeerExchange(self._store, folder, self._ttl, prefix=PREFIX),
-        )
+        self._children = [children(site) for children in extension.entries("child").values()]
         runner = EngineRunner(settings, state, logs=logs, env=env, grace=grace, end=end)
         return EngineHost(runner, GpuAllocator.over(available.gpus, available.source), self._launcher_here)
 
     def use(self, settings: SuperviseSettings) -> None:
         """Use these settings from now on."""
-        if self._tiers is not None:
-            self._tiers.settings = settings
+        for children in self._children:
+            children.use(settings)
         self.driver.use(settings)
 
     def post(self, event: Event) -> None:
@@ -249,9 +253,10 @@ class EngineFleet:
             self._models[model] = ModelSettings(pools={**pools, name: pool})
             self._accesses.of_pool(model, name)  # what can't be read is an error of the start
         if pool.selector is not None:
-            if self._api is None:
-                self._api = open_client(self._kubernetes)
-            self._pods.append(PodPool(self._api, self.driver, base, pool, configured))
+            if self._source is None:
+                source = extension.entry("source", "kubernetes", f"models.{model}.pools.{name}.selector")
+                self._source = source(self._kubernetes)
+            self._followed.append(self._source.follow(self.driver, base, pool, configured))
             return []
         if not pool.urls:
             gpus = pool.gpus
@@ -262,17 +267,9 @@ class EngineFleet:
                     f"pool {base}: sleeping is {pool.sleeping}, and a pod keeps its GPUs while its engine sleeps",
                     hint="set sleeping to 0: replicas sleep only where penstock up starts them",
                 )
-            if pool.share_weights and pool.engine != "sim" and self._weights is not None:
-                checkpoint = Path(pool.model_path or model).expanduser()
-                if not checkpoint.is_dir():
-                    raise ConfigError(
-                        f"pool {base}: share_weights is on, and {checkpoint} is not a folder of this machine",
-                        hint="set model_path to the folder of the checkpoint, or share_weights to false",
-                    )
-                self._weight_sockets[f"{model}/{name}"] = self._weights.add(base, checkpoint)
+            for children in self._children:
+                children.add(base, model, pool)
             template = EngineTemplate(base, self._launcher(model, name, pool), gpus)
-            if self._tiers is not None and has_tier_process(pool):
-                self._caches[base] = msgspec.structs.replace(pool.cache, host=host_memories(pool.cache)[1])
             configured = msgspec.structs.replace(configured, gpus=max(1, gpus))
             # In pods that is the kubelet's to do.
             health = pool.health.limits if self._elsewhere is None else None
@@ -288,8 +285,8 @@ class EngineFleet:
 
     async def start(self) -> None:
         """Start what is missing."""
-        if self._weights is not None:
-            self._weights.begin()
+        for children in self._children:
+            children.begin()
         await self.driver.start()
         for work, name in (
             (self._watch(), "fleet"),
@@ -298,8 +295,8 @@ class EngineFleet:
             (self._flush(), "fleet journal"),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
-        for pods in self._pods:
-            self._tasks.append(asyncio.create_task(pods.run(), name="pods"))
+        for followed in self._followed:
+            self._tasks.append(asyncio.create_task(followed.run(), name="followed servers"))
 
     async def ready(self) -> Mapping[str, str]:
         """Wait until every engine served for the first time, or failed to, and every ready pod is known.
@@ -309,8 +306,8 @@ class EngineFleet:
         Raises:
             PenstockError: an engine could not be started, or nobody serves; the message says which and why.
         """
-        for pods in self._pods:
-            await pods.read()
+        for followed in self._followed:
+            await followed.read()
         return await self.driver.ready()
 
     async def recall(self) -> None:
@@ -349,15 +346,13 @@ class EngineFleet:
             await self._relays.close()
         if engines:
             await self.driver.close(at_once=at_once)
-        if self._tiers is not None:
-            await self._tiers.stop()
-        if self._weights is not None:
-            await self._weights.stop()
+        for children in self._children:
+            await children.stop()
         if self._journal is not None:
             await asyncio.to_thread(self._journal.flush)
         await self._http.close()
-        if self._api is not None:
-            await self._api.close()
+        if self._source is not None:
+            await self._source.close()
 
     def reports(self) -> dict[str, PoolStatus]:
         """Return every pool as it is now, by its name; of pools that are no more only those with replicas."""
@@ -463,12 +458,10 @@ class EngineFleet:
     def _launcher_here(self, model: str, name: str, pool: PoolSettings) -> Launcher:
         def launch(worker: str, port: int, gpus: Sequence[int]) -> Launch:
             if pool.engine != "sim":
-                assert self._tiers is not None
-                tiers = self._tiers.socket(worker) if has_tier_process(pool) else None
-                weights = self._weight_sockets.get(f"{model}/{name}")
-                made = launch_of(
-                    worker, model, pool, port=port, gpus=gpus, host=self._host, tiers=tiers, weights=weights
-                )
+                additions = [
+                    each for children in self._children if (each := children.addition(worker, pool)) is not None
+                ]
+                made = launch_of(worker, model, pool, port=port, gpus=gpus, host=self._host, additions=additions)
                 if not pool.access.any:
                     return made
                 keys = key_env(pool.engine, self._accesses.of_pool(model, name))
@@ -488,16 +481,14 @@ class EngineFleet:
         return life is not None and any(each.worker in self._cards for each in state.of(life.pool) if each is not life)
 
     def _watched(self, now: Nanos, machine: str, event: Event, effects: Sequence[Effect]) -> None:
-        """Start a tier process with its engine, and end it once that is gone for good: it outlives restarts."""
         if self._journal is not None:
             self._journal.watch(now, machine, event, effects)
-        if self._tiers is None:
-            return
-        for effect in effects:
-            if isinstance(effect, Spawn) and effect.pool in self._caches:
-                self._tiers.begin(effect.worker, self._caches[effect.pool], effect.number)
-            elif isinstance(effect, Forget) and effect.pool in self._caches:
-                self._tiers.end(effect.worker)
+        for effect in effects if self._children else ():
+            for children in self._children:
+                if isinstance(effect, Spawn):
+                    children.spawned(effect.worker, effect.pool, effect.number)
+                elif isinstance(effect, Forget):
+                    children.forgotten(effect.worker, effect.pool)
 
     async def _describe(self, engine: EngineProcess, role: Role) -> WorkerCard:
         # A restarted engine must be newer than its former self, also after a restart of this process.

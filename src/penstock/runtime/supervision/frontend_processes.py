@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock import extension
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending
 from penstock.adapters.listen_address import bind
@@ -30,7 +31,7 @@ log = logging.getLogger("penstock.supervisor")
 
 RETIRE = signal.SIGUSR1
 """Signal to a frontend whose successor accepts the new connections."""
-FRONTEND, PICKER = "penstock.frontend.frontend_process", "penstock.picker.picker_process"
+FRONTEND = "penstock.frontend.frontend_process"
 """Modules that run as a frontend process: a picker is one that listens for a gateway, too."""
 HOLD_MAX = 1.0
 """Seconds that connections wait for a frontend that crashed. Where its restart takes longer they are refused, so that a
@@ -174,12 +175,19 @@ class FrontendProcesses:
         words = ["--run", str(self._run), "--index", str(index), "--listen", _descriptors(sockets)]
         return await ChildProcess.start(
             f"frontend-{index}",
-            FRONTEND if self.settings.picker.kind is None else PICKER,
+            self._module(),
             [*words, "--listen-admin", _descriptors(self._admin)],
             log_path=self._run / "logs" / f"frontend-{index}.log",
             env={**os.environ, **secrets_of(self.settings)},
             sockets=[*sockets, *self._admin],
         )
+
+    def _module(self) -> str:
+        """Return the module of a frontend process: another one where a gateway in front carries the requests."""
+        if getattr(self.settings.picker, "kind", None) is None:
+            return FRONTEND
+        picker: str = extension.entry("frontend process", "picker", "picker.kind")
+        return picker
 
     async def _watch(self, index: int, *, ready: bool = False) -> None:
         """Restart a frontend that ends; a frontend that can't even start ends the cluster with its reason."""

@@ -181,28 +181,40 @@ class PodPool:
         return f"{self._name}-{number}"
 
 
-async def ready_servers(settings: KubernetesSettings, selector: str) -> list[PodServer]:
-    """Return the servers of the pods that are ready now.
+class PodSource:
+    """The pods of one API server, as servers: an entry of the seam ``source``.
 
     Raises:
-        ConfigError: there is no login at an API server.
-        StoreUnavailable: the API server can't be read.
+        ConfigError: there is no login at it.
     """
-    from lightkube.resources.core_v1 import Pod
 
-    client = open_client(settings)
-    try:
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._client = open_client(settings)
+
+    def follow(self, driver: FleetDriver, name: str, settings: PoolSettings, configured: Pool) -> PodPool:
+        """Return what keeps a pool at the pods that its selector names; the caller runs it."""
+        return PodPool(self._client, driver, name, settings, configured)
+
+    async def ready(self, selector: str) -> list[PodServer]:
+        """Return the servers of the pods that are ready now.
+
+        Raises:
+            StoreUnavailable: the API server can't be read.
+        """
+        from lightkube.resources.core_v1 import Pod
+
         selection: PodSelection | None = PodSelection(selector)
         if selector.startswith(INFERENCE_POOL):
             name = {"metadata.name": selector.removeprefix(INFERENCE_POOL)}
-            pools, _ = await list_all(client, inference_pool(), fields=name)
+            pools, _ = await list_all(self._client, inference_pool(), fields=name)
             selection = selection_of(pools[0]) if pools else None
         if selection is None:
             return []
-        pods, _ = await list_all(client, Pod, labels=selection.labels)
+        pods, _ = await list_all(self._client, Pod, labels=selection.labels)
         return [server for pod in pods for server in servers_of(pod, selection.ports) if server.ready]
-    finally:
-        await client.close()
+
+    async def close(self) -> None:
+        await self._client.close()
 
 
 def inference_pool() -> Any:

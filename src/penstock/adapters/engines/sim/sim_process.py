@@ -13,15 +13,11 @@ import msgspec
 
 from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
 from penstock.adapters.engines.sim.transfer.transfer_params import ROLES
-from penstock.adapters.process_life import report_ready, stop_event
+from penstock.adapters.process_life import SIBLING_ENV, report_ready, stop_event
 from penstock.config.cluster_secret_file import secret_of_env
 from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.simulate.tiers.tier_plan import TierPlan
-
-SIBLING_ENV = "PENSTOCK_SIM_SIBLING"
-"""Set by who starts it beside another engine of its pool, in a pool that shares its weights. Not an argument: by its
-arguments a supervisor knows an engine again."""
 
 
 def main(argv: list[str] | None = None) -> int:

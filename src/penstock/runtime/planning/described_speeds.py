@@ -1,4 +1,7 @@
-"""Planner inputs that exist before any observation: engine profiles and benchmarks, and a trace of an earlier time."""
+"""Described speeds: what is known of engines before they serve, from profiles and timing models, and an earlier trace.
+
+Entries of the seam ``speeds``: of all pools for the planner's policies, and of one worker for the router.
+"""
 
 import gzip
 import logging
