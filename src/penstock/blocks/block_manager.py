@@ -16,20 +16,15 @@ import msgspec
 from penstock.blocks.block_handle import BlockHandle, OpenHandle, WeakHandle
 from penstock.blocks.block_key import BlockKey
 from penstock.blocks.block_table import BlockTable
-from penstock.blocks.eviction_order import EvictionOrder, LruOrder, OrderState
+from penstock.blocks.eviction_order import LOWEST, EvictionOrder, LruOrder, PriorityOrder
 from penstock.blocks.life_cycle import COMPLETE, FORBIDDEN, REGISTERED, RESET, STEPS, TRANSITIONS, BlockState
-from penstock.blocks.lineage_order import LineageOrder
-from penstock.blocks.priority_order import LOWEST, PriorityOrder
-from penstock.blocks.segmented_order import SegmentedOrder
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.machine import Nanos, Snapshot, read_snapshot, write_snapshot
 
 VERSION = 1
-OrderName = Literal["lru", "lineage", "segmented", "priority"]
+OrderName = Literal["lru", "priority"]
 ORDERS: dict[OrderName, Callable[[BlockTable], EvictionOrder]] = {
     "lru": LruOrder,
-    "lineage": LineageOrder,
-    "segmented": SegmentedOrder,
     "priority": PriorityOrder,
 }
 
@@ -95,7 +90,7 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
     next_id: int
     dropped: list[int]
     counts: BlockCounts
-    idle: OrderState
+    idle: list[int]
 
 
 class BlockManager:
@@ -173,7 +168,6 @@ class BlockManager:
         counts = self.counts
         counts.requested += len(keys)
         counts.matched += len(slots)
-        self._order.hit(slots)
         self._hold(slots)
         return self._opened(slots, [], owner, now)
 
@@ -284,7 +278,6 @@ class BlockManager:
             table.generation[slot] = generations[position]
             table.index[key] = slot
         self._free = [slot for slot in self._free if slot in free]
-        self._order.registered(adopted)
         self._order.enter(adopted)
         self.counts.registered += len(adopted)
         return refused
@@ -372,9 +365,6 @@ class BlockManager:
                 slots[position] = existing
                 duplicates.append(Duplicate(position, slot, existing))
             parent = key
-        self._order.registered(fresh)
-        if duplicates:
-            self._order.hit([each.existing for each in duplicates])
         self.counts.registered += len(fresh)
         self.counts.duplicates += len(duplicates)
         return duplicates
@@ -425,7 +415,6 @@ class BlockManager:
         self.counts.invalidated += 1
         if not table.holders[slot]:
             self._order.leave((slot,))
-        self._order.unregistered((slot,))
         self._unname(slot)
         self._step(slot, "invalidate")
         if not table.holders[slot]:

@@ -216,7 +216,7 @@ def _wrong_bytes(client: "TierAdminClient", tier: str | None, rate: float) -> in
 @click.option("--object-url", help="Object store, such as s3://BUCKET/PREFIX.")
 @click.option(
     "--order",
-    type=click.Choice(["lru", "lineage", "segmented", "priority"]),
+    type=click.Choice(["lru", "priority"]),
     default="priority",
     help="Which block gives way.",
 )
@@ -243,8 +243,7 @@ def serve(
     """
     import os
 
-    import msgspec
-
+    from penstock.config.reading.tree_check import settings_of_json
     from penstock.config.settings.cache_settings import CacheSettings
     from penstock.frontend import logs
     from penstock.runtime.kv_tiers.tier_process import run_tiers
@@ -259,7 +258,7 @@ def serve(
         "order": order,
         "metrics_port": metrics_port,
     }
-    settings = msgspec.convert(json.loads(given) if given else chosen, CacheSettings, strict=True)
+    settings = settings_of_json(CacheSettings, json.dumps(chosen) if given is None else given, "--settings")
     logs.setup("text", "info")
     peers = None
     if peer_listen is not None:

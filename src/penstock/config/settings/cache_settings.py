@@ -30,7 +30,7 @@ class CacheSettings(Settings, frozen=True, kw_only=True):
     ] = None
     peers: Annotated[bool, Knob("Fetch blocks from the host memory of the model's other engines.")] = False
     order: Annotated[
-        Literal["lru", "lineage", "segmented", "priority"],
+        Literal["lru", "priority"],
         Knob("Which block a full tier evicts first; only priority honours pins."),
     ] = "priority"
     offload: Annotated[
