@@ -7,10 +7,9 @@ from hashlib import blake2b
 import msgspec
 import pytest
 
-from penstock.blocks.block_handle import BlockHandle, WeakHandle
 from penstock.blocks.block_key import OF_TOKENS, VERSION, BlockKey
 from penstock.blocks.block_manager import BlockManager, Duplicate, OrderName
-from penstock.blocks.life_cycle import TRANSITIONS, BlockState
+from penstock.blocks.block_table import TRANSITIONS, BlockHandle, BlockState, WeakHandle
 from penstock.kernel.errors import InvariantError
 
 BLOCKS, BLOCK_SIZE = 24, 4

@@ -1,7 +1,7 @@
 """The block manager of one tier: allocates, registers, matches and evicts KV blocks, and reports who holds them.
 
 A block is in one of three pools: *free* (empty), *active* (some handle holds it) or *idle* (registered, and nobody
-holds it: the cache). What a block contains is its state, of the life cycle in `penstock.blocks.life_cycle`.
+holds it: the cache). What a block contains is its state, of the life cycle in `penstock.blocks.block_table`.
 
 The manager has one writer: whoever drives it makes one call at a time. It moves no bytes. An allocation's handle says
 which keys were evicted for it, so that their bytes can be saved before the slots are written.
@@ -13,11 +13,21 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.blocks.block_handle import BlockHandle, OpenHandle, WeakHandle
 from penstock.blocks.block_key import BlockKey
-from penstock.blocks.block_table import BlockTable
+from penstock.blocks.block_table import (
+    COMPLETE,
+    FORBIDDEN,
+    REGISTERED,
+    RESET,
+    STEPS,
+    TRANSITIONS,
+    BlockHandle,
+    BlockState,
+    BlockTable,
+    OpenHandle,
+    WeakHandle,
+)
 from penstock.blocks.eviction_order import LOWEST, EvictionOrder, LruOrder, PriorityOrder
-from penstock.blocks.life_cycle import COMPLETE, FORBIDDEN, REGISTERED, RESET, STEPS, TRANSITIONS, BlockState
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.machine import Nanos, Snapshot, read_snapshot, write_snapshot
 
