@@ -58,7 +58,7 @@ from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, Slab
 from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
 from penstock.runtime.kv_tiers.engine_region import EngineRegion
 from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
-from penstock.runtime.kv_tiers.peer_tiers import HostLender, PeerTiers
+from penstock.runtime.kv_tiers.peer_tiers import HostPlaces, PeerTiers
 from penstock.runtime.kv_tiers.tier_contents import BlockName, RecordPlace, TierContents
 from penstock.runtime.kv_tiers.tier_frames import FrameError, FrameStream
 from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
@@ -246,7 +246,7 @@ class TierNode:
                 self._tasks.spawn(shared.follow(), "shared-objects")
         if self._peers is not None:
             self._peers.changed = lambda peers: self.post(PeersChanged(peers=peers))
-            self._peers.open(HostLender(self.contents, tiers.slab))
+            await self._peers.open(HostPlaces(self.contents, tiers.slab))
 
     def _adopt(self, tier: TierName, records: Sequence[StoredRecord]) -> None:
         """Enter blocks that are in a tier without having been moved there by this process."""

@@ -26,7 +26,7 @@ FRAME_BYTES_MAX = 16 << 20
 
 
 class ShmPart(msgspec.Struct, frozen=True):
-    """Part of the metadata. ``host``: this boot and its namespaces; ``shared``: ids of regions that can be mapped."""
+    """Part of the metadata. ``host``: this boot, user and namespaces; ``shared``: ids of regions that can be mapped."""
 
     host: str
     address: str
@@ -82,7 +82,9 @@ T = TypeVar("T")
 
 def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return " ".join((boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))))
+    return " ".join(
+        (boot, str(os.getuid()), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net")))
+    )
 
 
 async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T:
@@ -131,6 +133,8 @@ class _PeerLink:
 
     def give_back(self, id: int) -> None:
         self._borrowed -= 1
+        if not self.alive and not self._borrowed:
+            self.mapped.clear()
         if self.alive:
             _write(self._writer, GiveBack(id))
             if self._retired and not self._borrowed:
@@ -154,6 +158,8 @@ class _PeerLink:
         finally:
             self.alive = False
             self._writer.close()
+            if not self._borrowed:  # a process that ended needs its memory for the next one
+                self.mapped.clear()
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -186,7 +192,7 @@ class ShmBackend(BackendBase):
     def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
         part = msgspec.msgpack.decode(peer.parts[self.name], type=ShmPart)
         if part.host != self._host:
-            return "it is on another host, or in other namespaces of this one"
+            return "it is on another host, or of another user or in other namespaces of this one"
         private = [str(region.id) for region in remote if region.id not in part.shared]
         return f"regions {', '.join(private)} are not in shared memory" if private else None
 

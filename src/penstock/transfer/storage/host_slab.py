@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
+from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.storage.block_store import BlockIo, BlockResult, StoredRecord
 from penstock.transfer.storage.io_threads import IoThreads, ThreadCall
 from penstock.transfer.storage.record_header import RecordHeader, check_record, misfit
@@ -78,6 +79,10 @@ class HostSlab:
         self._forgets = Counter[int]()
         """Per slot, how often it was forgotten."""
         self._threads = IoThreads("penstock-host", THREADS)
+
+    def shared(self) -> SharedMemory:
+        """Return the slab as memory that others map; it goes with this object."""
+        return SharedMemory(self.fd, f"/proc/{os.getpid()}/fd/{self.fd}", self._map)
 
     def view(self, slot: int) -> memoryview:
         """Return a slot's memory, shape (block_bytes,), page-aligned."""

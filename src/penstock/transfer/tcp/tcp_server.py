@@ -1,4 +1,4 @@
-"""`TcpServer`: lets peers of the same cluster read and write registered regions, and read blocks of a host slab.
+"""`TcpServer`: lets peers of the same cluster read and write registered regions, and ask questions.
 
 One thread per connection, because on Linux a blocking receive into place is more than twice as fast as an event loop
 (docs/bench/transfer.md). Payloads go from the region to the socket and from the socket to the region, without a copy.
@@ -8,27 +8,25 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from penstock.kernel.errors import TransferError
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.tcp.region_table import RegionTable, RegionUse
 from penstock.transfer.tcp.tcp_frames import (
-    GROUP_BYTES,
     GROUP_ITEMS,
     ITEMS_MAX,
-    AskKeys,
+    Answer,
     Checksums,
     Frame,
-    Leading,
     MoveOutcome,
     Notice,
     Part,
-    ReadBlocks,
+    Question,
     ReadSpans,
     RegionSpan,
-    SlabBlock,
     WriteSpans,
     Wrote,
     span_groups,
@@ -42,37 +40,12 @@ REQUEST_SECONDS_MAX = 60.0
 _DRAIN_BYTES = 64 << 10
 
 
-class LentBlock(NamedTuple):
-    """A block that goes out. ``checksum``: XXH3-64 of the payload as it was when it was stored."""
-
-    payload: memoryview
-    checksum: int
-
-
-class BlockOwner(Protocol):
-    """A host slab whose blocks peers may read. The calls come from the server's threads, several at a time."""
-
-    block_bytes: int
-
-    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
-        """Return the leading blocks of a chain that are here, with their slots and generations."""
-        ...
-
-    def lend(self, block: SlabBlock) -> LentBlock | MoveOutcome:
-        """Return the payload of a slot, if that slot has this key and generation now; else ``stale`` or ``absent``."""
-        ...
-
-    def returned(self, block: SlabBlock) -> bool:
-        """Tell, after the payload was sent, whether the slot had that key and generation all the time."""
-        ...
-
-
 class TcpServer:
     """A listener and its connections.
 
     Args:
         me: name and epoch of this process.
-        blocks: whose blocks `ReadBlocks` and `AskKeys` name; None refuses them.
+        answers: topic -> what answers a question about it, in the thread of its connection.
         notice: takes the messages of peers, in the thread of their connection.
         log: takes one line for each connection that ends by a fault.
     """
@@ -82,7 +55,7 @@ class TcpServer:
         me: PeerIdentity,
         secret: ClusterSecret,
         *,
-        blocks: BlockOwner | None = None,
+        answers: Mapping[str, Callable[[bytes], bytes]] | None = None,
         notice: Callable[[PeerIdentity, bytes], None] | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -90,7 +63,7 @@ class TcpServer:
         self.faults: Counter[str] = Counter()
         """Connections by why they ended: ``refused`` (another secret), ``broken``, ``full``."""
         self._me, self._secret = me, secret
-        self._blocks, self._notice, self._log = blocks, notice, log
+        self._answers, self._notice, self._log = dict(answers or {}), notice, log
         self._listener: socket.socket | None = None
         self._streams: dict[TcpStream, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -173,18 +146,15 @@ class TcpServer:
 
     def _answer(self, stream: TcpStream, peer: PeerIdentity, frame: Frame) -> None:
         match frame:
-            case ReadSpans(id, seconds, spans) if len(spans) <= ITEMS_MAX:
+            case ReadSpans(id, seconds, spans, sums_known) if len(spans) <= ITEMS_MAX:
                 stream.expire_at(_end(seconds))
-                self._send_spans(stream, id, spans)
-            case ReadBlocks(id, seconds, blocks) if len(blocks) <= ITEMS_MAX and self._blocks is not None:
-                stream.expire_at(_end(seconds))
-                self._send_blocks(stream, id, blocks, self._blocks)
+                self._send_spans(stream, id, spans, check=not sums_known)
             case WriteSpans(id, seconds, spans) if len(spans) <= GROUP_ITEMS:
                 stream.expire_at(_end(seconds))
                 self._take_spans(stream, id, spans)
-            case AskKeys(id, keys) if len(keys) <= ITEMS_MAX and self._blocks is not None:
+            case Question(id, topic, body) if topic in self._answers:
                 stream.expire_at(_end(REQUEST_SECONDS_MAX))
-                stream.send(Leading(id, self._blocks.leading(keys)))
+                stream.send(Answer(id, self._answer_to(topic, body, peer)))
             case Notice(id, body) if self._notice is not None:
                 stream.expire_at(_end(REQUEST_SECONDS_MAX))
                 self._notice(peer, body)
@@ -192,7 +162,13 @@ class TcpServer:
             case _:
                 raise StreamEnded(f"{peer.name!r} sent a {type(frame).__name__}, which is not served here, or too long")
 
-    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
+    def _answer_to(self, topic: str, body: bytes, peer: PeerIdentity) -> bytes:
+        try:
+            return self._answers[topic](body)
+        except (msgspec.MsgspecError, TimeoutError) as error:
+            raise StreamEnded(f"the question of {peer.name!r} about {topic} has no answer: {error}") from error
+
+    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan], *, check: bool) -> None:
         ended: list[tuple[MoveOutcome, int]] = []
         for group in span_groups(spans):
             uses = self.regions.use(group, stream, write=False)
@@ -200,31 +176,12 @@ class TcpServer:
             try:
                 lengths = [len(use.view) if isinstance(use, RegionUse) else 0 for use in uses]
                 stream.send(Part(request, ended, lengths))
-                sums = iter([stream.send_payload(use.view) for use in lent])
+                sums = iter([stream.send_payload(use.view, check=check) for use in lent])
             finally:
                 served = iter(self.regions.leave(lent, stream))
             ended = [
                 ("ok" if next(served) else "stale", next(sums)) if isinstance(use, RegionUse) else (use, 0)
                 for use in uses
-            ]
-        stream.send(Part(request, ended, []))
-
-    def _send_blocks(self, stream: TcpStream, request: int, blocks: Sequence[SlabBlock], owner: BlockOwner) -> None:
-        ended: list[tuple[MoveOutcome, int]] = []
-        step = max(1, min(GROUP_ITEMS, GROUP_BYTES // owner.block_bytes))
-        for start in range(0, len(blocks), step):
-            group = blocks[start : start + step]
-            lent = [owner.lend(block) for block in group]
-            lengths = [len(block.payload) if isinstance(block, LentBlock) else 0 for block in lent]
-            stream.send(Part(request, ended, lengths))
-            for block in lent:
-                if isinstance(block, LentBlock):
-                    stream.send_payload(block.payload, check=False)
-            ended = [
-                ("ok" if owner.returned(wanted) else "stale", block.checksum)
-                if isinstance(block, LentBlock)
-                else (block, 0)
-                for wanted, block in zip(group, lent)
             ]
         stream.send(Part(request, ended, []))
 
