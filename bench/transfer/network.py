@@ -14,7 +14,7 @@ from sizes import PEER_BLOCK, SECRET, TOTAL
 
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_blocks import PeerBlocks
+from penstock.transfer.peer_slabs import PeerSlabs
 from penstock.transfer.transfer_agent import TransferAgent
 
 __all__ = ["PEER_BLOCK", "peer", "tcp"]
@@ -77,7 +77,7 @@ async def peer() -> AsyncIterator[Ways]:
     keys = [number.to_bytes(32, "big") for number in range(TOTAL // PEER_BLOCK)]
     offsets = range(0, TOTAL, PEER_BLOCK)
 
-    def blocks(link: PeerBlocks) -> Callable[[int], Awaitable[float]]:
+    def blocks(link: PeerSlabs) -> Callable[[int], Awaitable[float]]:
         async def run(_: int) -> float:
             start = time.perf_counter()
             answer = await link.ask("owner", keys, 60)
@@ -89,7 +89,7 @@ async def peer() -> AsyncIterator[Ways]:
 
         return run
 
-    near, far = (PeerBlocks(name, ClusterSecret(SECRET), slab, slab.memory, ("127.0.0.1", 0)) for name in ("a", "b"))
+    near, far = (PeerSlabs(name, ClusterSecret(SECRET), slab, slab.memory, ("127.0.0.1", 0)) for name in ("a", "b"))
     for link in (near, far):
         await link.start()
         link.add("owner", (host, port))

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_blocks import BlockPlace, PeerBlocks
+from penstock.transfer.peer_slabs import BlockPlace, PeerSlabs
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 
@@ -63,7 +63,7 @@ class Slab:
 def slab(_: str) -> None:
     async def run() -> None:
         owner = Slab()
-        peer = PeerBlocks("owner", ClusterSecret(SECRET), owner, owner.memory, ("127.0.0.1", 0))
+        peer = PeerSlabs("owner", ClusterSecret(SECRET), owner, owner.memory, ("127.0.0.1", 0))
         address = await peer.start()
         await asyncio.to_thread(serve, {"address": address}, dict)
         await peer.close()

@@ -128,6 +128,21 @@ class TransferHandle:
         await self._ended.wait()
         return self.state
 
+    async def wait_settled(self) -> TransferState:
+        """Wait until the transfer has ended and nothing touches its memory; a cancelled task cancels it first."""
+        try:
+            await self.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            while self.busy:
+                try:
+                    await self.settle()
+                except asyncio.CancelledError:
+                    continue
+            raise
+        await self.settle()
+        return self.state
+
     async def settle(self) -> None:
         """Wait until the backend has let go of the memory, which a hanging disk can delay past the deadline."""
         if self._task is not None:

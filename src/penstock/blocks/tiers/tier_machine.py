@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.engine_jobs import LoadGate, LoadJobs, PeerFinder, StoreJobs
 from penstock.blocks.tiers.lower_moves import Arrival, Fetches, LowerWrites, Source
+from penstock.blocks.tiers.tier_jobs import LoadGate, LoadJobs, PeerFinder, StoreJobs
 from penstock.blocks.tiers.tier_moves import BlockTier, TierMoves
 from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
 from penstock.blocks.tiers.tier_state import (

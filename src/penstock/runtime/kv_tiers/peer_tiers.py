@@ -17,7 +17,7 @@ from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.block_carrier import SlabStore
 from penstock.runtime.kv_tiers.tier_contents import RecordPlace, TierContents
-from penstock.transfer.peer_blocks import BlockPlace, PeerBlocks
+from penstock.transfer.peer_slabs import BlockPlace, PeerSlabs
 from penstock.transfer.storage.block_store import BlockResult
 
 log = logging.getLogger("penstock.kv_tiers")
@@ -95,7 +95,7 @@ class PeerTiers:
         self._folder = folder
         self._named = dict(named)
         self._nixl = nixl
-        self._blocks: PeerBlocks | None = None
+        self._blocks: PeerSlabs | None = None
         self._stride = 0
         self._looking: asyncio.Task[None] | None = None
 
@@ -105,7 +105,7 @@ class PeerTiers:
         Raises:
             ConfigError: the address can't be bound, or NIXL is wanted and not installed.
         """
-        blocks = self._blocks = PeerBlocks(
+        blocks = self._blocks = PeerSlabs(
             self._name, self._secret, places, places.slab.shared(), self._listen, nixl=self._nixl, log=log.warning
         )
         self._stride = places.slab.stride
@@ -146,7 +146,7 @@ class PeerTiers:
         assert self._folder is not None
         return self._folder / f"{self._name}{SUFFIX}"
 
-    async def _look(self, blocks: PeerBlocks) -> None:
+    async def _look(self, blocks: PeerSlabs) -> None:
         while True:
             wanted, known = {**self._named, **self._neighbours()}, blocks.known
             gone = [name for name, address in known.items() if wanted.get(name) != address]

@@ -11,7 +11,7 @@ from penstock.transfer.backends import byte_copies
 from penstock.transfer.backends.nixl_backend import NixlBackend
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_blocks import BlockPlace, PeerAnswer, PeerBlocks
+from penstock.transfer.peer_slabs import BlockPlace, PeerAnswer, PeerSlabs
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.tcp.tcp_stream import TcpStream
 from penstock.transfer.transfer_backend import TransferBackend, TransferOrder
@@ -55,7 +55,7 @@ class Peers:
     def __init__(self, way: str) -> None:
         self.way = way
         self.slab, self.mine = Slab(), Slab()
-        self.reader = PeerBlocks("reader", SECRET, self.mine, self.mine.memory, LISTEN, nixl=way == "nixl")
+        self.reader = PeerSlabs("reader", SECRET, self.mine, self.mine.memory, LISTEN, nixl=way == "nixl")
 
     async def start(self) -> None:
         self.address = await self.begin(1, LISTEN)
@@ -63,7 +63,7 @@ class Peers:
         self.reader.add("owner", self.address)
 
     async def begin(self, epoch: int, listen: tuple[str, int]) -> tuple[str, int]:
-        self.owner = PeerBlocks(
+        self.owner = PeerSlabs(
             "owner", SECRET, self.slab, self.slab.memory, listen, epoch=epoch, nixl=self.way == "nixl"
         )
         return await self.owner.start()
@@ -190,7 +190,7 @@ async def test_a_peer_that_was_forgotten_is_a_miss(peers: Peers) -> None:
 
 async def test_blocks_of_another_size_are_none_of_ours(peers: Peers) -> None:
     other = Slab(block_bytes=2 * BLOCK)
-    stranger = PeerBlocks("stranger", SECRET, other, other.memory, LISTEN)
+    stranger = PeerSlabs("stranger", SECRET, other, other.memory, LISTEN)
     peers.reader.add("stranger", await stranger.start())
     answer = await peers.reader.ask("stranger", [key(0)], 5.0)
     await stranger.close()

@@ -1,4 +1,4 @@
-"""`PeerBlocks`: blocks of other workers' host slabs, and ours for them, by a `TransferAgent`.
+"""`PeerSlabs`: blocks of other workers' host slabs, and ours for them, by a `TransferAgent`.
 
 A reader asks over TCP how many leading blocks a peer has, and gets the place of each one in the peer's slab with the
 checksum that the owner took when the block was stored. It reads those places by the fastest way that both have: shared
@@ -7,7 +7,6 @@ so one that gave its slot to another block meanwhile is a miss. A peer that was 
 ``stale`` for everything.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -24,7 +23,6 @@ from penstock.transfer.storage.block_store import BlockResult, Outcome
 from penstock.transfer.tcp.tcp_frames import ITEMS_MAX
 from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.transfer_backend import TransferBackend
-from penstock.transfer.transfer_handle import TransferHandle
 from penstock.transfer.transfer_status import TransferRefused, TransferStatus
 
 PLACES_MAX = 1 << 17
@@ -112,7 +110,7 @@ _questions = msgspec.msgpack.Decoder(BlockQuestion)
 _answers = msgspec.msgpack.Decoder(SlabPlaces)
 
 
-class PeerBlocks:
+class PeerSlabs:
     """One worker's agent; its calls come from one event loop and never raise for a peer.
 
     Args:
@@ -232,7 +230,7 @@ class PeerBlocks:
             handle.post()
         except TransferRefused as error:
             return [BlockResult("failed", error.message)] * len(places)
-        await _until_settled(handle)
+        await handle.wait_settled()
         results = [BlockResult(OUTCOMES.get(status, "failed"), cause) for status, cause in handle.results()]
         if handle.backend is not self._tcp and any(result.outcome == "failed" for result in results):
             peer.plain = True
@@ -302,18 +300,3 @@ class PeerBlocks:
                 break
             places.append(place)
         return msgspec.msgpack.encode(SlabPlaces(self._slab.id, self._owner.block_bytes, places))
-
-
-async def _until_settled(handle: TransferHandle) -> None:
-    """Wait until nothing of a transfer touches the memory; a cancelled task cancels it first."""
-    try:
-        await handle.wait()
-    except asyncio.CancelledError:
-        handle.cancel()
-        while handle.busy:
-            try:
-                await handle.settle()
-            except asyncio.CancelledError:
-                continue
-        raise
-    await handle.settle()
