@@ -183,7 +183,7 @@ class PeerSlabs:
             return PeerAnswer(0, f"there is no peer {name}")
         keys = keys[:ITEMS_MAX]
         try:
-            places = [place for place in await self._places(name, peer, keys, True, seconds) if place is not None]
+            places = [place for place in await self._ask_places(name, peer, keys, True, seconds) if place is not None]
         except (TransferError, msgspec.MsgspecError) as error:
             return PeerAnswer(0, str(error))
         peer.remember(keys, places)
@@ -202,10 +202,10 @@ class PeerSlabs:
         known = [position for position, key in enumerate(keys) if key in peer.places]
         if known:
             places = [peer.places[keys[position]] for position in known]
-            read = await self._read(name, peer, places, [offsets[position] for position in known], seconds)
+            read = await self._read_places(name, peer, places, [offsets[position] for position in known], seconds)
             wrong = [at for at, result in enumerate(read) if result.outcome in ("corrupt", "failed")]
             if wrong:
-                await self._judge(name, peer, [(keys[known[at]], at) for at in wrong], places, read)
+                await self._mark_stale_blocks(name, peer, [(keys[known[at]], at) for at in wrong], places, read)
             for position, result in zip(known, read):
                 results[position] = result
         for key, result in zip(keys, results):
@@ -213,7 +213,7 @@ class PeerSlabs:
                 peer.places.pop(key, None)
         return results
 
-    async def _read(
+    async def _read_places(
         self, name: str, peer: _Peer, places: Sequence[BlockPlace], offsets: Sequence[int], seconds: float
     ) -> list[BlockResult]:
         size, sums = peer.slab.block_bytes, [place.checksum for place in places]
@@ -239,7 +239,7 @@ class PeerSlabs:
             for result, checksum in zip(results, sums)
         ]
 
-    async def _judge(
+    async def _mark_stale_blocks(
         self,
         name: str,
         peer: _Peer,
@@ -250,14 +250,14 @@ class PeerSlabs:
         """Tell blocks that are no longer where they were from those whose bytes are wrong and those of a lost peer."""
         epoch = peer.epoch
         try:
-            now = await self._places(name, peer, [key for key, _ in wrong], False, SETTLE_SECONDS)
+            now = await self._ask_places(name, peer, [key for key, _ in wrong], False, SETTLE_SECONDS)
         except (TransferError, msgspec.MsgspecError):
             return  # it is gone: that is no news of its blocks
         for (_, at), place in zip(wrong, now):
             if peer.epoch != epoch or place != places[at]:
                 read[at] = BlockResult("stale", "the peer has another block there now")
 
-    async def _places(
+    async def _ask_places(
         self, name: str, peer: _Peer, keys: Sequence[bytes], leading: bool, seconds: float
     ) -> list[BlockPlace | None]:
         body = msgspec.msgpack.encode(BlockQuestion(list(keys), leading))

@@ -86,7 +86,7 @@ class Fetches:
         of: Source | None = None
         for position, source in wanted:
             if batch and (source != of or len(batch) == size):
-                ids[self._queue(now, keys, batch, of, hints, job)] = None
+                ids[self._queue_fetch(now, keys, batch, of, hints, job)] = None
                 batch = []
             if source.fetch:
                 fetch = state.moves[source.fetch]
@@ -101,10 +101,10 @@ class Fetches:
                 batch.append(position)
                 of = source
         if batch:
-            ids[self._queue(now, keys, batch, of, hints, job)] = None
+            ids[self._queue_fetch(now, keys, batch, of, hints, job)] = None
         return list(ids)
 
-    def _queue(
+    def _queue_fetch(
         self,
         now: Nanos,
         keys: Sequence[BlockKey],
@@ -166,7 +166,7 @@ class Fetches:
                         break
                     id = self._unqueue(edge, queue, 0, fetch)
                     if reason:
-                        arrivals += self._dropped(id, fetch, reason)
+                        arrivals += self._drop_fetch(id, fetch, reason)
                     else:
                         self._post(now, id, fetch)
         return arrivals
@@ -220,7 +220,7 @@ class Fetches:
             edge = self._moves.state.edges[fetch.edge]
             queue = edge.queue if id in edge.queue else edge.ahead
             self._unqueue(edge, queue, queue.index(id), fetch)
-            return self._dropped(id, fetch, reason)
+            return self._drop_fetch(id, fetch, reason)
         fetch.void = fetch.void or void
         arrivals = [self._arrival(id, fetch, job, [], reason) for job in fetch.waiters]
         fetch.waiters = {}
@@ -257,7 +257,7 @@ class Fetches:
             edge.queued -= len(fetch.blocks.keys) * self._moves.settings.block_bytes
         return queue.pop(at)
 
-    def _dropped(self, id: int, fetch: Fetch, reason: str) -> list[Arrival]:
+    def _drop_fetch(self, id: int, fetch: Fetch, reason: str) -> list[Arrival]:
         """Forget a fetch that was never posted."""
         moves = self._moves
         moves.host.counts.skip(reason, len(fetch.blocks.keys))
@@ -382,9 +382,9 @@ class LowerWrites:
         moves = self._moves
         state, host, manager = moves.state, moves.host, moves.host.manager
         while (count := moves.settings.watermark - manager.free - state.demoting) > 0:
-            target = self._target(now)
+            target = self._write_target(now)
             if target is None:  # rather lose old blocks than refuse new ones for as long as a device hangs
-                handle, _ = host.vacate(count, _nothing, now)
+                handle, _ = host.vacate(count, _nothing_is_dirty, now)
                 host.release(handle)
                 host.counts.lost += sum(map(self._dirty, host.vacated))
                 return
@@ -401,7 +401,7 @@ class LowerWrites:
             else:
                 host.release(handle)
 
-    def _target(self, now: Nanos) -> tuple[LowerTier, BlockTier, str, Edge] | None:
+    def _write_target(self, now: Nanos) -> tuple[LowerTier, BlockTier, str, Edge] | None:
         for target in self._targets:
             if not target[3].rests(now) and target[1].manager.available(now):
                 return target
@@ -412,5 +412,5 @@ class LowerWrites:
         return not any(key in tier.index for _, tier, _, _ in self._targets)
 
 
-def _nothing(key: BlockKey) -> bool:
+def _nothing_is_dirty(key: BlockKey) -> bool:
     return False

@@ -52,9 +52,9 @@ class LoadGate:
         there, reason, runs = self.there(now, keys)
         if not there or (not self._compute and hints.deadline is None):
             return there, reason
-        copy = self._way(now, "", self._copy)
+        copy = self._way_over(now, "", self._copy)
         found = [
-            BlockRun(count, (copy,) if edge is None else (copy, self._way(now, name, edge)))
+            BlockRun(count, (copy,) if edge is None else (copy, self._way_over(now, name, edge)))
             for name, edge, count in runs
         ]
         blocks, short = worth_loading(found, self._compute, hints.deadline)
@@ -62,9 +62,9 @@ class LoadGate:
 
     def costs(self, now: Nanos) -> LoadCosts:
         """Return what a load costs while nothing else is under way."""
-        copy = self._way(now, "", self._copy, idle=True)
+        copy = self._way_over(now, "", self._copy, idle=True)
         tokens = self._moves.settings.block_tokens
-        fetch = Way("", 0.0, 0.0) if self._below is None else self._way(now, "", self._below, idle=True)
+        fetch = Way("", 0.0, 0.0) if self._below is None else self._way_over(now, "", self._below, idle=True)
         return LoadCosts(
             compute=self._moves.state.seconds_per_token,
             host_start=copy.start,
@@ -78,7 +78,7 @@ class LoadGate:
         """Seconds that the engine takes for a block; 0 until that is measured."""
         return self._moves.settings.block_tokens * self._moves.state.seconds_per_token
 
-    def _way(self, now: Nanos, name: str, edge: Edge, *, idle: bool = False) -> Way:
+    def _way_over(self, now: Nanos, name: str, edge: Edge, *, idle: bool = False) -> Way:
         speed = edge.speed(now)
         before = 0.0 if idle else (edge.in_flight + edge.queued) / speed.rate
         return Way(name, speed.latency + before, self._moves.settings.block_bytes / speed.rate)
@@ -132,7 +132,7 @@ class PeerFinder:
         if known is not None and known.until > now:
             return False
         peers = [peer for peer in state.peers if not self._moves.edge("peer", "host", peer)[1].rests(now)][:PEERS_ASKED]
-        if not peers or not self._pays(now, peers[0], len(keys)):
+        if not peers or not self._asking_pays(now, peers[0], len(keys)):
             return False
         query = PeerQuery(event=event, keys=keys, deadline=now + PEER_DEADLINE)
         query_id = self._moves.new_id()
@@ -157,7 +157,7 @@ class PeerFinder:
         blocks = min(event.blocks, len(query.keys))
         if blocks > query.blocks:
             query.blocks, query.peer = blocks, peer
-        return self._closed(now, query_id, query) if not query.asks or query.blocks == len(query.keys) else None
+        return self._close_query(now, query_id, query) if not query.asks or query.blocks == len(query.keys) else None
 
     def late(self, now: Nanos, query_id: int) -> PeerQuery:
         """Close a query whose deadline has passed; peers that did not answer are left alone for a while."""
@@ -165,7 +165,7 @@ class PeerFinder:
         for peer in query.asks.values():
             self._moves.edge("peer", "host", peer)[1].rest_until = now + REST
             self._moves.state.tiers["peer"].late += 1
-        return self._closed(now, query_id, query)
+        return self._close_query(now, query_id, query)
 
     def changed(self, peers: Sequence[str]) -> None:
         """Know these peers and no others."""
@@ -177,14 +177,14 @@ class PeerFinder:
             if edge.peer and edge.peer not in peers and not edge.in_flight and not edge.queue and not edge.ahead:
                 del state.edges[name]
 
-    def _pays(self, now: Nanos, peer: str, blocks: int) -> bool:
+    def _asking_pays(self, now: Nanos, peer: str, blocks: int) -> bool:
         """Return whether asking could pay, if the peer had all."""
         settings, per_token = self._moves.settings, self._moves.state.seconds_per_token
         edge = self._moves.edge("peer", "host", peer)[1]
         computing = blocks * settings.block_tokens * per_token
         return not per_token or computing > edge.seconds(now, blocks * settings.block_bytes)
 
-    def _closed(self, now: Nanos, query_id: int, query: PeerQuery) -> PeerQuery:
+    def _close_query(self, now: Nanos, query_id: int, query: PeerQuery) -> PeerQuery:
         state = self._moves.state
         del state.queries[query_id]
         for id in query.asks:
@@ -239,7 +239,7 @@ class LoadJobs:
         if wanted:
             job.fetches = self._fetches.want(now, keys, wanted, hints, event.job)
             moves.timer(job.deadline, "load", event.job)
-        self._close(event.job, job)
+        self._close_job(event.job, job)
         return [keys[position] for position in here]
 
     def arrived(self, now: Nanos, arrival: Arrival) -> None:
@@ -253,7 +253,7 @@ class LoadJobs:
         positions = [position for position in arrival.arrived if position < job.end]
         if positions:
             self._copy(now, arrival.job, job, positions, arrival.origin)
-        self._close(arrival.job, job)
+        self._close_job(arrival.job, job)
 
     def ended(self, id: int, move: LoadMove, event: MoveEnded) -> None:
         """Take note of blocks that are in the engine's rows."""
@@ -269,7 +269,7 @@ class LoadJobs:
                 self._end_at(move.job, job, position, "corrupt" if event.corrupt else "failed")
                 break
         moves.state.tiers[move.origin].hits += sum(event.done)
-        self._close(move.job, job)
+        self._close_job(move.job, job)
 
     def give_up(self, id: int, reason: str) -> None:
         """Make all of a job misses: it ends once nothing touches its rows."""
@@ -277,14 +277,14 @@ class LoadJobs:
         self._end_at(id, job, 0, reason)
         for move in job.moves:
             self._moves.cancel(move)
-        self._close(id, job)
+        self._close_job(id, job)
 
     def due(self, now: Nanos, id: int) -> None:
         """Give up what a job still waits for, where its deadline has passed."""
         job = self._moves.state.loads.get(id)
         if job is not None and job.deadline <= now and job.fetches:
             self._end_at(id, job, min(self._fetches.first_waiting(fetch, id) for fetch in job.fetches), "late")
-            self._close(id, job)
+            self._close_job(id, job)
 
     def _copy(self, now: Nanos, id: int, job: LoadJob, positions: list[int], origin: TierName) -> None:
         moves, host, rows = self._moves, self._moves.host, job.rows
@@ -310,7 +310,7 @@ class LoadJobs:
             job.end, job.reason = position, reason
             job.fetches = [fetch for fetch in job.fetches if self._fetches.leave(fetch, id, position)]
 
-    def _close(self, id: int, job: LoadJob) -> None:
+    def _close_job(self, id: int, job: LoadJob) -> None:
         """End a job of which nothing is under way."""
         if job.moves or job.fetches or id not in self._moves.state.loads:
             return
@@ -339,7 +339,7 @@ class StoreJobs:
         keys = event.keys
         done = [False] * len(keys)
         here: list[BlockKey] = []
-        positions, parents = self._chosen(event, done, here)
+        positions, parents = self._choose_blocks(event, done, here)
         if here:
             host.touch(here, now, event.hints)
         settings = moves.settings
@@ -392,7 +392,7 @@ class StoreJobs:
             for key in keys:
                 self._remember(key)
 
-    def _chosen(
+    def _choose_blocks(
         self, event: BlocksOffered, done: list[bool], here: list[BlockKey]
     ) -> tuple[list[int], list[BlockKey | None]]:
         """Choose blocks by the policy: their positions and parents; ``done`` and ``here`` get those that are here."""

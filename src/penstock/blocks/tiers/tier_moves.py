@@ -77,7 +77,7 @@ class BlockTier:
 
     def hold(self, keys: Sequence[BlockKey], now: Nanos) -> int:
         """Hold registered blocks, all of ``keys``, and count them as used."""
-        return self._opened(self.manager.match(keys, self.name, now))
+        return self._keep_handle(self.manager.match(keys, self.name, now))
 
     def touch(self, keys: Sequence[BlockKey], now: Nanos, hints: BlockHints) -> list[BlockKey]:
         """Count blocks as used, with what a request says of them; returns those that are here."""
@@ -105,15 +105,15 @@ class BlockTier:
         """Take empty slots, at most as many as are available; blocks that give way are announced."""
         handle = self.manager.allocate(count, self.name, now)
         assert handle is not None, "nobody takes more than there is room for"
-        self._removed(handle.evicted)
-        return self._opened(handle)
+        self._announce_removed(handle.evicted)
+        return self._keep_handle(handle)
 
     def vacate(self, count: int, dirty: Callable[[BlockKey], bool], now: Nanos) -> tuple[int, BlockColumns]:
         """Evict up to ``count`` blocks (`vacated`); returns a handle of the dirty ones, and what they were."""
         handle, columns = self.manager.vacate(count, dirty, self.name, now)
         self.vacated = [key for _, key in handle.evicted]
-        self._removed(handle.evicted)
-        return self._opened(handle), columns
+        self._announce_removed(handle.evicted)
+        return self._keep_handle(handle), columns
 
     def release(self, handle: int) -> None:
         self._handles.pop(handle).release()
@@ -151,10 +151,10 @@ class BlockTier:
                 void += sorted(duplicates)
                 for position in range(first, end):
                     if position not in duplicates:
-                        self._stored([keys[position]], parents[position])
+                        self._announce_stored([keys[position]], parents[position])
                         fresh.append(keys[position])
             else:
-                self._stored(run, parents[first])
+                self._announce_stored(run, parents[first])
                 fresh += run
             first = end
         if self.ranked:
@@ -164,12 +164,12 @@ class BlockTier:
         else:
             self.counts.hints_ignored += sum(map(bool, columns.pins)) or sum(map(bool, priorities))
         blocks.release()
-        self._forget([(own[position], keys[position]) for position in void])
+        self._forget_records([(own[position], keys[position]) for position in void])
         return fresh
 
     def discard(self, handle: int, keys: Sequence[BlockKey]) -> None:
         """Release slots into which something may have been written that must not come back."""
-        self._forget(list(zip(self.slots(handle), keys, strict=True)))
+        self._forget_records(list(zip(self.slots(handle), keys, strict=True)))
         self.release(handle)
 
     def pin(self, key: BlockKey, until: Nanos) -> None:
@@ -191,7 +191,7 @@ class BlockTier:
         ]
         for _, key in wrong:
             self.manager.invalidate(key)
-        self._removed(wrong)
+        self._announce_removed(wrong)
 
     def clear(self) -> None:
         """Drop all blocks; those that somebody holds lose their keys, and their slots are free later."""
@@ -199,13 +199,13 @@ class BlockTier:
         active = [(slot, key) for key, slot in self.index.items()]
         for _, key in active:
             self.manager.invalidate(key)
-        self._removed(lost + active)
+        self._announce_removed(lost + active)
 
     def adopt(self, event: TierFound) -> None:
         """Take what was here before a restart; records that can't be are forgotten."""
         keys, parents = event.keys, event.parents
         refused = self.manager.adopt(keys, event.slots, event.generations, parents)
-        self._forget([(event.slots[position], keys[position]) for position in refused])
+        self._forget_records([(event.slots[position], keys[position]) for position in refused])
         without = set(refused)
         run: list[BlockKey] = []
         first: BlockKey | None = None
@@ -216,28 +216,28 @@ class BlockTier:
                 run.append(key)
                 continue
             if run:
-                self._stored(run, first)
+                self._announce_stored(run, first)
             run, first = [key], parents[position]
         if run:
-            self._stored(run, first)
+            self._announce_stored(run, first)
 
     # --- helpers
 
-    def _opened(self, handle: BlockHandle) -> int:
+    def _keep_handle(self, handle: BlockHandle) -> int:
         self._handles[handle.id] = handle
         return handle.id
 
-    def _stored(self, keys: list[BlockKey], parent: BlockKey | None) -> None:
+    def _announce_stored(self, keys: list[BlockKey], parent: BlockKey | None) -> None:
         self.counts.stored += len(keys)
         self._effects.append(BlocksStored(tier=self.name, keys=keys, parent=parent))
 
-    def _removed(self, blocks: list[tuple[int, BlockKey]]) -> None:
+    def _announce_removed(self, blocks: list[tuple[int, BlockKey]]) -> None:
         if blocks:
             self.counts.removed += len(blocks)
             self._effects.append(BlocksRemoved(tier=self.name, keys=[key for _, key in blocks]))
-            self._forget(blocks)
+            self._forget_records(blocks)
 
-    def _forget(self, blocks: list[tuple[int, BlockKey]]) -> None:
+    def _forget_records(self, blocks: list[tuple[int, BlockKey]]) -> None:
         if blocks and self.survives_restarts:
             slots, keys = zip(*blocks, strict=True)
             self._effects.append(ForgetRecords(tier=self.name, slots=slots, keys=keys))
@@ -295,7 +295,7 @@ class TierMoves:
 
     def post(self, id: int, move: OpenMove, deadline: Nanos, rows: Sequence[int] = ()) -> None:
         """Post a move, which is open until `ended`. ``rows``: of the engine's region, for one that it takes part in."""
-        sources, targets, generations = self._slots(move, rows)
+        sources, targets, generations = self._slots_of(move, rows)
         edge = self.state.edges[move.edge]
         edge.in_flight += len(sources) * self.settings.block_bytes
         self.state.moves[id] = move
@@ -316,7 +316,7 @@ class TierMoves:
             )
         )
 
-    def _slots(self, move: OpenMove, rows: Sequence[int]) -> tuple[Sequence[int], Sequence[int], list[int]]:
+    def _slots_of(self, move: OpenMove, rows: Sequence[int]) -> tuple[Sequence[int], Sequence[int], list[int]]:
         """Return a move's slots at the source and the target, and the generations that go with it."""
         host = self.host
         if isinstance(move, WriteMove):

@@ -53,15 +53,15 @@ class HostPlaces:
         self._contents = contents
 
     def place(self, key: bytes) -> BlockPlace | None:
-        record = self._record(key)
+        record = self._host_record(key)
         if record is None:
             return None
         checksum = self.slab.checksum(record.slot)
-        if checksum is None or self._record(key) != record:
+        if checksum is None or self._host_record(key) != record:
             return None
         return BlockPlace(record.slot * self.slab.stride, record.generation, checksum)
 
-    def _record(self, key: bytes) -> RecordPlace | None:
+    def _host_record(self, key: bytes) -> RecordPlace | None:
         block = self._contents.blocks.get(BlockKey(key))
         return None if block is None else block.places.get("host")
 
@@ -119,8 +119,8 @@ class PeerTiers:
         if self._folder is not None:
             draft = self._folder / f"{self._name}.draft"
             draft.write_bytes(msgspec.json.encode(PeerPlace(self._name, host, port)))
-            draft.replace(self._own)
-        self._looking = asyncio.create_task(self._look(blocks), name="peers")
+            draft.replace(self._own_place)
+        self._looking = asyncio.create_task(self._look_for_peers(blocks), name="peers")
 
     async def ask(self, peer: str, keys: Sequence[bytes]) -> int:
         """Return how many leading blocks a peer has; 0 where it does not answer."""
@@ -137,16 +137,16 @@ class PeerTiers:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         if self._folder is not None:
-            self._own.unlink(missing_ok=True)
+            self._own_place.unlink(missing_ok=True)
         if self._blocks is not None:
             await self._blocks.close()
 
     @property
-    def _own(self) -> Path:
+    def _own_place(self) -> Path:
         assert self._folder is not None
         return self._folder / f"{self._name}{SUFFIX}"
 
-    async def _look(self, blocks: PeerSlabs) -> None:
+    async def _look_for_peers(self, blocks: PeerSlabs) -> None:
         while True:
             wanted, known = {**self._named, **self._neighbours()}, blocks.known
             gone = [name for name, address in known.items() if wanted.get(name) != address]

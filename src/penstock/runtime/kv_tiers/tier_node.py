@@ -55,8 +55,7 @@ from penstock.inside.tier_protocol import (
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Event, Nanos
 from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, SlabStore
-from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
-from penstock.runtime.kv_tiers.engine_region import EngineRegion
+from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, EngineRegion, identity_of
 from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
 from penstock.runtime.kv_tiers.peer_tiers import HostPlaces, PeerTiers
 from penstock.runtime.kv_tiers.tier_contents import BlockName, RecordPlace, TierContents

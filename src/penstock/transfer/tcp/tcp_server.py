@@ -9,12 +9,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.kernel.errors import TransferError
+from penstock.kernel.errors import InvariantError, TransferError
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.region_table import RegionTable, RegionUse
 from penstock.transfer.tcp.tcp_frames import (
     GROUP_ITEMS,
     ITEMS_MAX,
@@ -38,6 +38,82 @@ CONNECTIONS_MAX = 256
 REQUEST_SECONDS_MAX = 60.0
 """A request that names a longer time gets this: a peer that stops in the middle may not keep memory for ever."""
 _DRAIN_BYTES = 64 << 10
+LEAVE_SECONDS = 5.0
+"""A closed connection lets go of a region within microseconds; longer is a bug."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedRegion:
+    """Memory that peers may read, and write where it is ``writable``. ``users``: streams with a call on it."""
+
+    memory: memoryview
+    writable: bool
+    users: list[TcpStream] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class RegionUse:
+    """Part of a region, for one call of one stream."""
+
+    id: int
+    region: ServedRegion
+    view: memoryview
+
+
+class RegionTable:
+    """Regions by id. Calls come from the threads of the server's connections and from the owner's."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, ServedRegion] = {}
+        self._changed = threading.Condition()
+
+    def add(self, region: int, memory: memoryview, *, writable: bool) -> None:
+        """Serve a region: contiguous bytes."""
+        with self._changed:
+            self._regions[region] = ServedRegion(memory.cast("B"), writable)
+
+    def remove(self, region: int) -> None:
+        """Serve a region no more. Connections in a call on it are closed; afterwards nothing touches its memory.
+
+        Raises:
+            InvariantError: a thread does not let go of it.
+        """
+        with self._changed:
+            gone = self._regions.pop(region, None)
+            if gone is None:
+                return
+            for stream in gone.users:
+                stream.close()
+            end = time.monotonic() + LEAVE_SECONDS
+            while gone.users:
+                if not self._changed.wait(end - time.monotonic()):
+                    raise InvariantError(f"a connection still touches region {region} after it was closed")
+        gone.memory.release()
+
+    def use(self, spans: Sequence[RegionSpan], user: TcpStream, *, write: bool) -> list[RegionUse | MoveOutcome]:
+        """Lend the memory of spans for one call, or say why not; `leave` must follow with what is lent."""
+        with self._changed:
+            return [self._use(span, user, write) for span in spans]
+
+    def _use(self, span: RegionSpan, user: TcpStream, write: bool) -> RegionUse | MoveOutcome:
+        region = self._regions.get(span.region)
+        if region is None:
+            return "absent"
+        end = span.offset + span.length
+        if not 0 <= span.offset < end <= len(region.memory) or (write and not region.writable):
+            return "denied"
+        region.users.append(user)
+        return RegionUse(span.region, region, region.memory[span.offset : end])
+
+    def leave(self, uses: Sequence[RegionUse], user: TcpStream) -> list[bool]:
+        """End a call; return whether each region was served until now, and so whether what was moved counts."""
+        for use in uses:
+            use.view.release()
+        with self._changed:
+            for use in uses:
+                use.region.users.remove(user)
+            self._changed.notify_all()
+            return [self._regions.get(use.id) is use.region for use in uses]
 
 
 class TcpServer:
@@ -147,16 +223,16 @@ class TcpServer:
     def _answer(self, stream: TcpStream, peer: PeerIdentity, frame: Frame) -> None:
         match frame:
             case ReadSpans(id, seconds, spans, sums_known) if len(spans) <= ITEMS_MAX:
-                stream.expire_at(_end(seconds))
+                stream.expire_at(_end_of_request(seconds))
                 self._send_spans(stream, id, spans, check=not sums_known)
             case WriteSpans(id, seconds, spans) if len(spans) <= GROUP_ITEMS:
-                stream.expire_at(_end(seconds))
+                stream.expire_at(_end_of_request(seconds))
                 self._take_spans(stream, id, spans)
             case Question(id, topic, body) if topic in self._answers:
-                stream.expire_at(_end(REQUEST_SECONDS_MAX))
+                stream.expire_at(_end_of_request(REQUEST_SECONDS_MAX))
                 stream.send(Answer(id, self._answer_to(topic, body, peer)))
             case Notice(id, body) if self._notice is not None:
-                stream.expire_at(_end(REQUEST_SECONDS_MAX))
+                stream.expire_at(_end_of_request(REQUEST_SECONDS_MAX))
                 self._notice(peer, body)
                 stream.send(Wrote(id, ["ok"]))
             case _:
@@ -194,7 +270,7 @@ class TcpServer:
                 if isinstance(use, RegionUse):
                     sums.append(stream.take_payload(use.view))
                 else:
-                    _drain(stream, span.length)
+                    _drain_payload(stream, span.length)
         finally:
             served = iter(self.regions.leave(lent, stream))
         checksums = stream.receive()
@@ -211,11 +287,11 @@ class TcpServer:
         stream.send(Wrote(request, outcomes))
 
 
-def _end(seconds: float) -> float:
+def _end_of_request(seconds: float) -> float:
     return time.monotonic() + max(0.0, min(seconds, REQUEST_SECONDS_MAX))
 
 
-def _drain(stream: TcpStream, length: int) -> None:
+def _drain_payload(stream: TcpStream, length: int) -> None:
     scratch = memoryview(bytearray(min(max(length, 0), _DRAIN_BYTES)))
     while length > 0:
         stream.take_payload(scratch[: min(length, len(scratch))])

@@ -82,7 +82,7 @@ async def _read_manifest(agent: TransferAgent, sibling: RemoteAgent) -> WeightMa
     if info is None or info.size > MANIFEST_MAX:
         raise FetchFailed(f"{sibling.name!r} serves no manifest of at most {MANIFEST_MAX} bytes")
     region = agent.register_memory(bytearray(info.size))
-    await _read(agent, sibling, [region.descriptor()], [Descriptor(info.id, 0, info.size)], ASK_SECONDS)
+    await _read_parts(agent, sibling, [region.descriptor()], [Descriptor(info.id, 0, info.size)], ASK_SECONDS)
     try:
         return msgspec.json.decode(region.bytes_of().data, type=WeightManifest)
     except msgspec.DecodeError as error:
@@ -100,18 +100,18 @@ async def _read_tensors(agent: TransferAgent, sibling: RemoteAgent, manifest: We
         os.ftruncate(fd, size)
         memory = mmap.mmap(fd, size)  # unmapped with the last region, handle or error that shows it
         region = agent.register_memory(memory)
-        for here, there in _rounds(region, manifest, placed):
+        for here, there in _transfer_rounds(region, manifest, placed):
             seconds = ASK_SECONDS + sum(part.length for part in here) / BYTES_PER_SECOND_LEAST
-            await _read(agent, sibling, here, there, seconds)
+            await _read_parts(agent, sibling, here, there, seconds)
         with memoryview(memory) as view:
-            await asyncio.to_thread(_check, placed, view)
+            await asyncio.to_thread(_check_tensors, placed, view)
     except BaseException:
         os.close(fd)
         raise
     return FetchedWeights(fd, size, placed)
 
 
-def _rounds(
+def _transfer_rounds(
     region: MemoryRegion, manifest: WeightManifest, placed: list[FetchedTensor]
 ) -> Iterator[tuple[list[Descriptor], list[Descriptor]]]:
     """Yield the chunks of all tensors, here and there, in rounds of `ROUND` bytes or one chunk."""
@@ -131,7 +131,7 @@ def _rounds(
         yield here, there
 
 
-async def _read(
+async def _read_parts(
     agent: TransferAgent, sibling: RemoteAgent, here: list[Descriptor], there: list[Descriptor], seconds: float
 ) -> None:
     handle = agent.prepare("read", here, there, sibling.name, deadline=seconds)
@@ -140,7 +140,7 @@ async def _read(
     handle.raise_for_failure()
 
 
-def _check(placed: list[FetchedTensor], view: memoryview) -> None:
+def _check_tensors(placed: list[FetchedTensor], view: memoryview) -> None:
     for tensor, offset in placed:
         with view[offset : offset + tensor.length] as part:
             if xxh3_64_intdigest(part) != tensor.checksum:
