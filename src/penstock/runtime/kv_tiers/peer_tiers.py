@@ -17,6 +17,7 @@ from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.kv_tiers.block_carrier import SlabStore
 from penstock.runtime.kv_tiers.tier_contents import RecordPlace, TierContents
+from penstock.transfer.backends.nixl_agent import load_nixl
 from penstock.transfer.peer_slabs import BlockPlace, PeerSlabs
 from penstock.transfer.storage.block_store import BlockResult
 
@@ -76,6 +77,8 @@ class PeerTiers:
         named: name -> address of peers elsewhere.
         nixl: read peers' slabs by NIXL where they have it, too.
         changed: called with all peers when they change.
+    Raises:
+        ConfigError: NIXL is wanted and not installed.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class PeerTiers:
         self._folder = folder
         self._named = dict(named)
         self._nixl = nixl
+        if nixl:
+            load_nixl()  # rather than when the first engine comes
         self._blocks: PeerSlabs | None = None
         self._stride = 0
         self._looking: asyncio.Task[None] | None = None
@@ -103,7 +108,7 @@ class PeerTiers:
         """Let peers read our blocks, and look for them from now on.
 
         Raises:
-            ConfigError: the address can't be bound, or NIXL is wanted and not installed.
+            ConfigError: the address can't be bound.
         """
         blocks = self._blocks = PeerSlabs(
             self._name, self._secret, places, places.slab.shared(), self._listen, nixl=self._nixl, log=log.warning
@@ -112,6 +117,8 @@ class PeerTiers:
         try:
             host, port = await blocks.start()
         except OSError as error:
+            self._blocks = None
+            await blocks.close()
             raise ConfigError(
                 f"peers can't be listened to at {self._listen[0]}:{self._listen[1]}: {error.strerror or error}",
                 hint=bind_hint(error, "choose one with --peer-listen"),
