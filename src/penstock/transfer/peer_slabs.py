@@ -279,7 +279,7 @@ class PeerSlabs:
         """Get to know the life of a peer that answered; what was known of an earlier one is forgotten."""
         metadata = await self._tcp.meet(name, peer.address, seconds)
         if self._peers.get(name) is not peer:
-            raise TransferRefused(TransferStatus.NOT_FOUND, f"{name!r} is no peer any more")
+            raise TransferRefused(TransferStatus.NOT_FOUND, f"{name!r} was removed")
         if peer.epoch == epoch:
             return  # another question was quicker
         if peer.epoch is not None:
