@@ -15,7 +15,7 @@ from penstock.blocks.tiers.tier_settings import TierSettings, WritePolicy
 from penstock.kernel.machine import Event
 
 BLOCKS, JOBS = 2_000, 150
-ORDERS = ("lru", "priority", "lineage")
+ORDERS = ("lru", "priority")
 
 
 class Timed:

@@ -44,7 +44,7 @@ HOST = TierPlan(host=128 * GIB, order="lru")
 BOTH = TierPlan(host=128 * GIB, disk=2048 * GIB, order="lru")
 PEERS = TierPlan(host=128 * GIB, order="lru", peers=True)
 SMALL = TierPlan(host=32 * GIB, order="lru")
-ORDERS = {order: TierPlan(host=64 * GIB, order=order) for order in ("lru", "lineage", "segmented", "priority")}
+ORDERS = {order: TierPlan(host=64 * GIB, order=order) for order in ("lru", "priority")}
 RATES = {("conversation", "Llama-3.1-8B"): 2.0, ("agent", "Llama-3.1-8B"): 5.0}
 """Requests per second at which these engines are busy and keep up; others get `RATE`."""
 RATE = 1.5

@@ -1,4 +1,4 @@
-"""Ways to and from a disk: direct pwritev and preadv in threads, the library's files, and the tiers' disk store."""
+"""Ways to and from a disk: direct pwritev and preadv in threads, and the tiers' disk store."""
 
 import asyncio
 import mmap
@@ -13,17 +13,17 @@ import numpy as np
 from memory import Ways
 from sizes import TOTAL
 
-from penstock.transfer.backends.file_backend import THREADS, FileBackend
-from penstock.transfer.descriptors import Descriptor
 from penstock.transfer.storage.block_store import BlockIo
 from penstock.transfer.storage.disk_store import DiskStore
-from penstock.transfer.transfer_agent import TransferAgent
+
+THREADS = 8
+"""Direct calls at once: from here on more were no faster."""
 
 
 def raw_calls(
     path: Path, memory: mmap.mmap, pool: ThreadPoolExecutor, write: bool
 ) -> Callable[[int], Awaitable[float]]:
-    """The limit: as many threads as the library has, each with its share of blocks."""
+    """The limit: `THREADS` threads, each with its share of blocks."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
     os.pwritev(file, [memory], 0)
     view = memoryview(memory)
@@ -75,36 +75,15 @@ def store_calls(folder: Path, memory: mmap.mmap, write: bool) -> Callable[[int],
 
 @asynccontextmanager
 async def disk(folder: Path) -> AsyncIterator[Ways]:
-    """One agent, its file, and a store, all on the same disk."""
+    """Direct calls and a store, on the same disk."""
     memory = mmap.mmap(-1, TOTAL)
     array = np.frombuffer(memory, np.uint8)
     array[:] = np.resize(np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8), TOTAL)
-    async with TransferAgent("owner", [FileBackend()]) as agent:
-        file = agent.register_file(folder / "file.bin", size=TOTAL, direct=True)
-        os.pwrite(file.descriptor_fd, memory, 0)
-        local = agent.register_memory(memory)
-
-        def files(direction: str) -> Callable[[int], Awaitable[float]]:
-            async def move(block: int) -> float:
-                here = [Descriptor(local.id, at, block) for at in range(0, TOTAL, block)]
-                there = [Descriptor(file.id, at, block) for at in range(0, TOTAL, block)]
-                handle = agent.prepare(direction, here, there, "owner", deadline=120)
-                start = time.perf_counter()
-                handle.post()
-                await handle.wait()
-                seconds = time.perf_counter() - start
-                handle.raise_for_failure()
-                await handle.settle()
-                return seconds
-
-            return move
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            yield {
-                direction: {
-                    "direct calls": raw_calls(folder / f"raw-{direction}.bin", memory, pool, direction == "write"),
-                    "file": files(direction),
-                    "disk store": store_calls(folder, memory, direction == "write"),
-                }
-                for direction in ("write", "read")
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield {
+            direction: {
+                "direct calls": raw_calls(folder / f"raw-{direction}.bin", memory, pool, direction == "write"),
+                "disk store": store_calls(folder, memory, direction == "write"),
             }
+            for direction in ("write", "read")
+        }

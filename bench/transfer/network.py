@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 from child import Child
 from memory import Ways, library, page_memory
-from owner import receive
+from owner import Slab, receive
 from sizes import PEER_BLOCK, SECRET, TOTAL
 
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_link import PeerIdentity, PeerLink
+from penstock.transfer.peer_slabs import PeerSlabs
 from penstock.transfer.transfer_agent import TransferAgent
 
 __all__ = ["PEER_BLOCK", "peer", "tcp"]
@@ -69,24 +69,40 @@ async def tcp() -> AsyncIterator[Ways]:
 
 @asynccontextmanager
 async def peer() -> AsyncIterator[Ways]:
-    """A link to another worker's host slab."""
+    """Another worker's host slab, by shared memory and over TCP as from another host."""
     raw, child = Child(sys.executable, "owner.py", "socket"), Child(sys.executable, "owner.py", "slab")
-    address = child.hello["address"]
-    link = PeerLink((address[0], address[1]), ClusterSecret(SECRET), PeerIdentity("reader", 1), "owner")
-    mine = page_memory(1)
+    host, port = child.hello["address"]
+    slab = Slab()
+    mine = slab.memory.array.data
     keys = [number.to_bytes(32, "big") for number in range(TOTAL // PEER_BLOCK)]
-    buffers = [mine.data[at : at + PEER_BLOCK] for at in range(0, TOTAL, PEER_BLOCK)]
+    offsets = range(0, TOTAL, PEER_BLOCK)
 
-    async def blocks(_: int) -> float:
-        start = time.perf_counter()
-        answer = await link.ask(keys, 60)
-        results = await link.read(keys, buffers, 60)
-        seconds = time.perf_counter() - start
-        assert answer.blocks == len(keys), answer
-        assert {result.outcome for result in results} == {"ok"}
-        return seconds
+    def blocks(link: PeerSlabs) -> Callable[[int], Awaitable[float]]:
+        async def run(_: int) -> float:
+            start = time.perf_counter()
+            answer = await link.ask("owner", keys, 60)
+            results = await link.read("owner", keys, offsets, 60)
+            seconds = time.perf_counter() - start
+            assert answer.blocks == len(keys), answer
+            assert {result.outcome for result in results} == {"ok"}
+            return seconds
 
-    yield {"read": {"bare socket": bare_socket(raw.hello["address"], mine.data, b"r"), "peer's blocks": blocks}}
-    await link.close()
+        return run
+
+    near, far = (PeerSlabs(name, ClusterSecret(SECRET), slab, slab.memory, ("127.0.0.1", 0)) for name in ("a", "b"))
+    for link in (near, far):
+        await link.start()
+        link.add("owner", (host, port))
+    await far.ask("owner", keys, 60)
+    far.agent.remote("owner").parts.pop("shm")
+    yield {
+        "read": {
+            "bare socket": bare_socket(raw.hello["address"], mine, b"r"),
+            "peer's blocks": blocks(far),
+            "peer's blocks, one host": blocks(near),
+        }
+    }
+    await near.close()
+    await far.close()
     raw.close()
     child.close()

@@ -5,7 +5,6 @@ import mmap
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 from child import serve
@@ -15,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from penstock.kernel.secret import ClusterSecret
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_link import LentBlock, PeerIdentity, PeerServer, SlabBlock
+from penstock.transfer.peer_slabs import BlockPlace, PeerSlabs
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
 
@@ -47,26 +46,29 @@ class Slab:
     block_bytes = PEER_BLOCK
 
     def __init__(self) -> None:
-        self._memory = random_bytes().data
-        views = [self._memory[at : at + PEER_BLOCK] for at in range(0, TOTAL, PEER_BLOCK)]
-        self._blocks = {
-            number.to_bytes(32, "big"): LentBlock(view, xxh3_64_intdigest(view)) for number, view in enumerate(views)
+        self.memory = SharedMemory.create(TOTAL)
+        self.memory.array[:] = random_bytes()
+        offsets = range(0, TOTAL, PEER_BLOCK)
+        self._places = {
+            number.to_bytes(32, "big"): BlockPlace(
+                offset, 1, xxh3_64_intdigest(self.memory.array.data[offset : offset + PEER_BLOCK])
+            )
+            for number, offset in enumerate(offsets)
         }
 
-    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
-        return [SlabBlock(key, int.from_bytes(key, "big"), 1) for key in keys if key in self._blocks]
-
-    def lend(self, block: SlabBlock) -> LentBlock:
-        return self._blocks[block.key]
-
-    def returned(self, block: SlabBlock) -> bool:
-        return block.key in self._blocks
+    def place(self, key: bytes) -> BlockPlace | None:
+        return self._places.get(key)
 
 
 def slab(_: str) -> None:
-    server = PeerServer(PeerIdentity("owner", 1), ClusterSecret(SECRET), Slab())
-    serve({"address": server.start("127.0.0.1")}, dict)
-    server.close()
+    async def run() -> None:
+        owner = Slab()
+        peer = PeerSlabs("owner", ClusterSecret(SECRET), owner, owner.memory, ("127.0.0.1", 0))
+        address = await peer.start()
+        await asyncio.to_thread(serve, {"address": address}, dict)
+        await peer.close()
+
+    asyncio.run(run())
 
 
 def bare(_: str) -> None:

@@ -7,10 +7,9 @@ from hashlib import blake2b
 import msgspec
 import pytest
 
-from penstock.blocks.block_handle import BlockHandle, WeakHandle
 from penstock.blocks.block_key import OF_TOKENS, VERSION, BlockKey
 from penstock.blocks.block_manager import BlockManager, Duplicate, OrderName
-from penstock.blocks.life_cycle import TRANSITIONS, BlockState
+from penstock.blocks.block_table import TRANSITIONS, BlockHandle, BlockState, WeakHandle
 from penstock.kernel.errors import InvariantError
 
 BLOCKS, BLOCK_SIZE = 24, 4
@@ -42,7 +41,6 @@ class Block:
     priority: int = 0
     pinned_until: int = 0
     tick: int | None = None  # when it became idle
-    segment: int = 0
 
 
 @dataclass
@@ -53,26 +51,12 @@ class Naive:
     blocks: list[Block] = field(default_factory=list)
     clock: int = 0
     front: int = 0
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)
-    uses: int = 0
 
     def named(self, key: BlockKey) -> Block | None:
         return next((block for block in self.blocks if block.key == key), None)
 
     def idle(self) -> list[Block]:
         return [block for block in self.blocks if block.tick is not None]
-
-    def cells(self, key: BlockKey) -> list[tuple[int, int]]:
-        """Where the sketch counts a key: a word of its digest per row, in rows of 128 counters."""
-        return [(row, int.from_bytes(key[4 + 4 * row : 8 + 4 * row], "little") % 128) for row in range(4)]
-
-    def use(self, key: BlockKey) -> None:
-        for cell in self.cells(key):
-            self.counts[cell] = min(15, self.counts.get(cell, 0) + 1)
-        self.uses += 1
-        if self.uses == 10 * BLOCKS:
-            self.uses = 0
-            self.counts = {cell: count // 2 for cell, count in self.counts.items()}
 
     def hold(self, block: Block) -> None:
         block.holders += 1
@@ -82,8 +66,6 @@ class Naive:
         assert block.key is not None
         self.clock += 1
         block.tick = self.clock
-        uses = min(self.counts.get(cell, 0) for cell in self.cells(block.key))
-        block.segment = sum(uses >= threshold for threshold in (3, 8, 15))
 
     def release(self, block: Block) -> None:
         block.holders -= 1
@@ -106,11 +88,8 @@ class Naive:
 
     def next_victim(self) -> Block:
         idle = self.evictable()
-        if self.order == "lineage":
-            parents = {block.parent for block in self.blocks}
-            idle = [block for block in idle if block.key not in parents] or idle
-        rank = {"segmented": lambda block: block.segment, "priority": lambda block: block.priority}
-        return min(idle, key=lambda block: (rank.get(self.order, lambda _: 0)(block), block.tick))
+        ranked = self.order == "priority"
+        return min(idle, key=lambda block: (block.priority if ranked else 0, block.tick))
 
 
 class Twins:
@@ -157,9 +136,6 @@ class Twins:
         assert self.manager.lookup(keys) == len(blocks)
         assert self.manager.scan(keys) == [at for at, key in enumerate(keys) if self.naive.named(key)]
         handle = self.manager.match(keys, f"match {length}", self.now)
-        for block in blocks:
-            assert block.key is not None
-            self.naive.use(block.key)
         for block in blocks:
             self.naive.hold(block)
         self.handles.append((handle, blocks))
@@ -226,13 +202,12 @@ class Twins:
             with pytest.raises(InvariantError):
                 self.manager.register(handle, keys, first=first, parent=parent, priority=priority)
             return
-        fresh, duplicates = [], []
+        duplicates = []
         for position, (block, key) in enumerate(zip(own, keys, strict=True), first):
             existing = self.naive.named(key)
             if existing is None:
                 block.state, block.key, block.parent = BlockState.REGISTERED, key, parent
                 block.priority = priority
-                fresh.append(key)
             else:
                 self.naive.hold(existing)
                 existing.priority = max(existing.priority, priority)
@@ -240,12 +215,6 @@ class Twins:
                 blocks[position] = existing
                 duplicates.append(Duplicate(position, block.slot, existing.slot))
             parent = key
-        for key in fresh:
-            self.naive.use(key)
-        for duplicate in duplicates:
-            key_again = blocks[duplicate.position].key
-            assert key_again is not None
-            self.naive.use(key_again)
         parent = CHAINS[chain % len(CHAINS)][depth - 1] if depth else None
         assert self.manager.register(handle, keys, first=first, parent=parent, priority=priority) == duplicates
 

@@ -11,7 +11,6 @@ from penstock.blocks.block_key import (
     engine_keys,
     token_keys,
 )
-from penstock.blocks.frequency_sketch import FrequencySketch
 from penstock.kernel.errors import ConfigError
 
 IDENTITY = KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4)
@@ -67,18 +66,3 @@ def test_a_key_describes_itself() -> None:
 def test_an_engine_hash_that_can_be_forged_names_nothing() -> None:
     with pytest.raises(ConfigError, match="sha256_cbor"):
         engine_keys([b"x"], "xxhash", IDENTITY)
-
-
-def test_the_sketch_never_counts_too_low_and_halves() -> None:
-    sketch = FrequencySketch(100)
-    keys = token_keys(range(4 * 200), IDENTITY)
-    for number, key in enumerate(keys):
-        for _ in range(1 + number % 4):
-            sketch.add(key)
-    estimates = [sketch.count(key) for key in keys]
-    assert all(estimate >= 1 + number % 4 for number, estimate in enumerate(estimates))
-    assert sum(estimate > 1 + number % 4 for number, estimate in enumerate(estimates)) < 20
-    while sketch.uses:
-        sketch.add(keys[0])
-    assert sketch.count(keys[0]) == 7
-    assert sketch.count(keys[3]) == 2

@@ -9,11 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.blocks.block_handle import BlockHandle, WeakHandle
 from penstock.blocks.block_manager import BlockManager, OrderName
-from penstock.blocks.life_cycle import TRANSITIONS
+from penstock.blocks.block_table import TRANSITIONS, BlockHandle, WeakHandle
 from penstock.kernel.errors import ConfigError, InvariantError
-from tests.blocks.naive_blocks import CHAINS, Twins, key_of, random_step
+from tests.blocks.naive_blocks import CHAINS, Twins, random_step
 from tests.depth import deep
 
 ORDERS: tuple[OrderName, ...] = get_args(OrderName)
@@ -191,8 +190,8 @@ def test_a_duplicate_holds_the_block_that_existed() -> None:
     second.release()
 
 
-@pytest.mark.parametrize(("order", "evicted"), [("lru", [2, 1, 0]), ("lineage", [3, 2, 1])])
-def test_lineage_evicts_from_the_end_of_a_prefix_whatever_was_used_last(order: OrderName, evicted: list[int]) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_prefix_that_is_idle_is_evicted_from_its_end_but_for_what_was_used_last(order: OrderName) -> None:
     manager = BlockManager(8, 4, order)
     filled(manager).release()
     weak = manager.weak(CHAINS[0][3])
@@ -201,20 +200,7 @@ def test_lineage_evicts_from_the_end_of_a_prefix_whatever_was_used_last(order: O
         pass  # now the prefix's last block was used last
     filled(manager, chain=6).release()
     with manager.allocate(3, "test", 0) or pytest.fail("no room") as handle:
-        assert [CHAINS[0].index(key) for _, key in handle.evicted] == evicted
-
-
-@pytest.mark.parametrize(("order", "depth"), [("lru", 0), ("segmented", 4)])
-def test_often_used_blocks_outlive_a_scan_in_the_segmented_order(order: OrderName, depth: int) -> None:
-    manager = BlockManager(8, 4, order)
-    filled(manager).release()
-    for _ in range(4):
-        manager.match(CHAINS[0][:4], "test", 0).release()
-    for number in range(10):
-        with manager.allocate(4, "test", 0) or pytest.fail("no room") as handle:
-            manager.apply(handle)
-            manager.register(handle, [key_of(100, number, block) for block in range(4)])
-    assert manager.lookup(CHAINS[0][:4]) == depth
+        assert [CHAINS[0].index(key) for _, key in handle.evicted] == [2, 1, 0]
 
 
 def test_a_pin_holds_until_its_time_and_then_the_block_goes_first() -> None:
@@ -272,7 +258,7 @@ def test_blocks_that_become_dear_are_evicted_later() -> None:
 
 
 def test_wrong_settings_name_the_fix() -> None:
-    with pytest.raises(ConfigError, match="lru, lineage, segmented, priority"):
+    with pytest.raises(ConfigError, match="lru, priority"):
         BlockManager(8, 4, "mru")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least one block"):
         BlockManager(0, 4)

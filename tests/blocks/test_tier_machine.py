@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.blocks.block_manager import OrderName
 from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.edge import Edge
 from penstock.blocks.tiers.tier_settings import COPY_DEADLINE, LOAD_DEADLINE, PEER_DEADLINE, REST, TierSettings
+from penstock.blocks.tiers.tier_state import Edge
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import MILLISECOND, SECOND
 from tests.blocks.tier_world import CHAINS, PEERS, World, random_step

@@ -75,19 +75,17 @@ class MemoryHarness:
 
 
 class FolderHarness(MemoryHarness):
-    """Memory, and files of one folder; ``direct``: without the page cache."""
+    """Memory, and files of one folder."""
 
-    def __init__(
-        self, backend: Callable[[], TransferBackend], folder: Path, patch: pytest.MonkeyPatch, *, direct: bool = False
-    ) -> None:
+    def __init__(self, backend: Callable[[], TransferBackend], folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(backend, patch)
-        self._folder, self._direct, self._count = folder, direct, 0
+        self._folder, self._count = folder, 0
 
     async def target_region(self, agent: TransferAgent, size: int, *, writable: bool = True) -> MemoryRegion:
         self._count += 1
         path = self._folder / str(self._count)
         path.write_bytes(bytes(size))
-        return agent.register_file(path, direct=self._direct, writable=writable)
+        return agent.register_file(path, writable=writable)
 
     async def put(self, region: MemoryRegion, data: bytes) -> None:
         if region.kind == "file":

@@ -1,17 +1,13 @@
 """The host tier's slab: other processes map it, and memory that is not there is an error at once."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.storage import host_slab
 from penstock.transfer.storage.host_slab import PIECE, HostSlab, memory_limit
 from penstock.transfer.storage.record_header import SECTOR
 from tests.transfer.block_store_contract import block, empty, payload_of
@@ -26,22 +22,14 @@ with open(sys.argv[1], "r+b") as file:
 """
 
 
-@pytest.fixture
-def path() -> Path:
-    return Path(f"/dev/shm/penstock-test-{os.getpid()}")
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_another_process_maps_the_slab(path: Path, named: bool) -> None:
-    slab = HostSlab(SIZE, 4, path=path if named else None)
+def test_another_process_maps_the_slab() -> None:
+    slab = HostSlab(SIZE, 4)
     payload = payload_of(1, SIZE)
     slab.put(block(2, b"key", 1, payload))
     assert slab.stride == 2 * SECTOR
-    name = str(path) if named else f"/proc/{os.getpid()}/fd/{slab.fd}"
-    arguments = [sys.executable, "-c", READER, name, str(2 * slab.stride), str(SIZE)]
+    arguments = [sys.executable, "-c", READER, slab.shared().path, str(2 * slab.stride), str(SIZE)]
     assert subprocess.run(arguments, capture_output=True, check=True).stdout == payload
     asyncio.run(slab.close())
-    assert not path.exists()
 
 
 async def test_bytes_that_came_from_elsewhere_are_adopted_with_their_checksum() -> None:
@@ -88,25 +76,7 @@ async def test_forget_fails_writes_that_wait_and_no_later_ones() -> None:
     await slab.close()
 
 
-def test_a_file_that_a_killed_process_left_is_replaced_and_one_in_use_is_not(path: Path) -> None:
-    code = "import sys; from pathlib import Path; from penstock.transfer.storage.host_slab import HostSlab; "
-    code += "slab = HostSlab(5000, 4, path=Path(sys.argv[1])); print('ready', flush=True); sys.stdin.read()"
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    with pytest.raises(ConfigError, match="another process uses"):
-        HostSlab(SIZE, 4, path=path)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert path.exists()
-    asyncio.run(HostSlab(SIZE, 4, path=path).close())
-    assert not path.exists()
-
-
-def test_memory_that_is_not_there_is_refused_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there_is_refused_before_it_is_touched() -> None:
     assert memory_limit() > 0
     with pytest.raises(ConfigError, match=r"more than the .* bytes of memory that are available"):
         HostSlab(1 << 20, memory_limit() // (1 << 20) + 1000)
-    monkeypatch.setattr(host_slab, "memory_limit", lambda: 1 << 62)
-    with pytest.raises(ConfigError, match="can't be made"):
-        HostSlab(SIZE, 4, path=Path("/nowhere/slab"))

@@ -25,9 +25,9 @@ class TcpHarness(MemoryHarness):
         gate = threading.Event()
         send, take = TcpStream.send_payload, TcpStream.take_payload
 
-        def slow_send(stream: TcpStream, payload: memoryview) -> int:
+        def slow_send(stream: TcpStream, payload: memoryview, *, check: bool = True) -> int:
             gate.wait()
-            return send(stream, payload)
+            return send(stream, payload, check=check)
 
         def slow_take(stream: TcpStream, payload: memoryview) -> int:
             # Only the owner's side of a write: a reader waits in the kernel, where a cancel reaches it.

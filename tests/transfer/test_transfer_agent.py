@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from penstock.transfer import transfer_agent
 from penstock.transfer.agent_metadata import decode_metadata
-from penstock.transfer.backends.file_backend import FileBackend
 from penstock.transfer.backends.memcpy_backend import MemcpyBackend
 from penstock.transfer.backends.shm_backend import ShmBackend
 from penstock.transfer.descriptors import MemoryRegion, RegionInfo
@@ -21,7 +20,7 @@ from penstock.transfer.layouts.copy_plan import copy_plan, head_routes
 from penstock.transfer.layouts.kv_shape import KvShape
 from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import RemoteAgent, TransferOrder
+from penstock.transfer.transfer_backend import BackendBase, Capabilities, RemoteAgent, TransferOrder
 from penstock.transfer.transfer_status import (
     STATE_CHANGES,
     PieceFailed,
@@ -34,6 +33,16 @@ from penstock.transfer.transfer_status import (
 from tests.depth import deep
 
 SHAPE = KvShape(model="m", layers=2, page_tokens=16, heads=8, head_dim=4, dtype="bfloat16")
+
+
+class FolderBackend(BackendBase):
+    """Storage of the agent itself, which moves nothing."""
+
+    name = "folder"
+    capabilities = Capabilities(kinds=frozenset({("dram", "file")}), reach="storage", notifications=False, rank=20)
+
+    async def move(self, order: TransferOrder) -> None:
+        raise NotImplementedError
 
 
 class Scripted(MemcpyBackend):
@@ -98,12 +107,12 @@ def test_the_table_of_states_has_each_step_once_and_ends() -> None:
 
 
 async def test_metadata_tells_what_a_peer_needs_and_no_address() -> None:
-    async with TransferAgent("a", [MemcpyBackend(), FileBackend()], shape=SHAPE, epoch=7) as agent:
+    async with TransferAgent("a", [MemcpyBackend(), FolderBackend()], shape=SHAPE, epoch=7) as agent:
         region = agent.register_memory(bytearray(100), label="rows")
         metadata = decode_metadata(agent.metadata())
         assert (metadata.name, metadata.epoch, metadata.digest) == ("a", 7, SHAPE.digest)
         assert metadata.regions == [RegionInfo(region.id, "dram", 100, "rows")]
-        assert set(metadata.parts) == {"memcpy", "file"}
+        assert set(metadata.parts) == {"memcpy", "folder"}
         assert decode_metadata(metadata.encode()) == metadata
 
 
@@ -131,7 +140,7 @@ async def test_damaged_newer_and_own_metadata_is_refused() -> None:
 
 async def test_backends_are_tried_by_rank_and_each_says_why_not() -> None:
     async with (
-        TransferAgent("a", [FileBackend(), ShmBackend(), MemcpyBackend()]) as a,
+        TransferAgent("a", [FolderBackend(), ShmBackend(), MemcpyBackend()]) as a,
         TransferAgent("b", [ShmBackend(), MemcpyBackend()]) as b,
         TransferAgent("c", [ShmBackend()]) as c,
     ):
@@ -146,7 +155,7 @@ async def test_backends_are_tried_by_rank_and_each_says_why_not() -> None:
         for reason in (
             "memcpy: 'c' does not have it",
             "shm: regions 1 are not in shared memory",
-            "file: it can't move",
+            "folder: it can't move",
         ):
             assert reason in str(refused.value)
 

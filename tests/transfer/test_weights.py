@@ -13,6 +13,7 @@ import pytest
 from penstock.inside.weights.weight_protocol import WantWeights, WeightsHere, WeightsRefused, ask
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.weights.weight_process import WeightNode, _accept, _listener
+from penstock.transfer.weights import weight_fetch
 from penstock.transfer.weights.weight_fetch import FetchFailed, fetch
 from penstock.transfer.weights.weight_files import CheckpointFiles, UnfitCheckpoint
 from penstock.transfer.weights.weight_server import WeightServer
@@ -73,7 +74,7 @@ async def test_every_tensor_arrives_as_it_is_in_the_files(tmp_path: Path) -> Non
     contents = checkpoint(tmp_path / "one")
     files = CheckpointFiles(tmp_path / "one")
     server = WeightServer(files, SECRET, name="holder")
-    address = server.start("127.0.0.1")
+    address = await server.start()
     try:
         here = await fetch(address, SECRET, name="new", fingerprint=files.fingerprint)
         placed = [(tensor.name, offset, tensor.length) for tensor, offset in here.tensors]
@@ -84,17 +85,31 @@ async def test_every_tensor_arrives_as_it_is_in_the_files(tmp_path: Path) -> Non
         with pytest.raises(FetchFailed):
             await fetch(address, ClusterSecret("not the secret of that one"), name="new", fingerprint=files.fingerprint)
     finally:
-        server.close()
+        await server.close()
         files.close()
     with pytest.raises(FetchFailed, match="can't be reached"):
         await fetch(address, SECRET, name="new", fingerprint=1)
+
+
+async def test_a_checkpoint_of_many_rounds_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_fetch, "CHUNK", 1500)
+    monkeypatch.setattr(weight_fetch, "ROUND", 4000)
+    contents = checkpoint(tmp_path / "one")
+    files = CheckpointFiles(tmp_path / "one")
+    server = WeightServer(files, SECRET, name="holder")
+    here = await fetch(await server.start(), SECRET, name="new", fingerprint=files.fingerprint)
+    placed = [(tensor.name, offset, tensor.length) for tensor, offset in here.tensors]
+    assert contents_of(here.fd, here.size, placed) == contents
+    os.close(here.fd)
+    await server.close()
+    files.close()
 
 
 async def test_a_byte_that_turned_on_the_way_is_found(tmp_path: Path) -> None:
     checkpoint(tmp_path / "one", tensors=20)
     files = CheckpointFiles(tmp_path / "one")
     server = WeightServer(files, SECRET, name="holder")
-    _, port = server.start("127.0.0.1")
+    _, port = await server.start()
     cable = Flipping(port, after=100_000)
     try:
         with pytest.raises(FetchFailed):
@@ -102,7 +117,7 @@ async def test_a_byte_that_turned_on_the_way_is_found(tmp_path: Path) -> None:
         assert cable.flips == 1
     finally:
         cable.server.close()
-        server.close()
+        await server.close()
         files.close()
 
 
@@ -110,7 +125,7 @@ async def test_weights_that_changed_in_the_files_since_they_were_summed_are_refu
     checkpoint(tmp_path / "one")
     files = CheckpointFiles(tmp_path / "one")
     server = WeightServer(files, SECRET, name="holder")
-    address = server.start("127.0.0.1")
+    address = await server.start()
     path = tmp_path / "one" / "model-1.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-7] ^= 1
@@ -120,7 +135,7 @@ async def test_weights_that_changed_in_the_files_since_they_were_summed_are_refu
         with pytest.raises(FetchFailed, match=r"layers\.1\.4"):
             await fetch(address, SECRET, name="new", fingerprint=files.fingerprint)
     finally:
-        server.close()
+        await server.close()
         files.close()
 
 
@@ -154,7 +169,7 @@ async def test_an_engine_gets_memory_from_a_sibling_and_a_reason_where_there_is_
     checkpoint(tmp_path / "copy")
     files = CheckpointFiles(tmp_path / "one")
     server = WeightServer(files, SECRET, name="holder")
-    address = server.start("127.0.0.1")
+    address = await server.start()
     node = WeightNode(tmp_path / "copy", SECRET, name="new", siblings=[address])
     path = tmp_path / "w.sock"
     listener = _listener(path)
@@ -166,7 +181,7 @@ async def test_an_engine_gets_memory_from_a_sibling_and_a_reason_where_there_is_
         assert contents_of(fd, here.size, placed) == contents
         socket.close(fd)
         node.drop()
-        server.close()
+        await server.close()
         refused, fd = await asyncio.to_thread(ask, str(path), WantWeights(str(tmp_path / "copy")), 10.0)
         assert isinstance(refused, WeightsRefused) and fd is None and node.refused == 1
         assert "can't be reached" in refused.reason

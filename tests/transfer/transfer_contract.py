@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from penstock.transfer.descriptors import ByteArray, Descriptor, MemoryRegion
 from penstock.transfer.transfer_agent import TransferAgent
@@ -124,6 +125,27 @@ async def test_what_is_written_is_there_and_what_is_read_is_here(transfers: Tran
         read = pair.origin.prepare("read", *pair.parts(), pair.peer)
         assert await finish(read) is TransferState.DONE
         assert await transfers.get(pair.local) == reversed_blocks(other)
+
+
+async def test_a_piece_of_a_read_that_has_another_checksum_than_is_said_failed(transfers: TransferHarness) -> None:
+    async with pair_of(transfers) as pair:
+        data = random_bytes(3)
+        await transfers.put(pair.remote, data)
+        sums = [xxh3_64_intdigest(data[at : at + BLOCK]) for at in reversed(range(0, len(data), BLOCK))]
+        sums[1] += 1
+        read = pair.origin.prepare("read", *pair.parts(), pair.peer, checksums=sums)
+        assert await finish(read) is TransferState.FAILED
+        assert [result.status is TransferStatus.SUCCESS for result in read.results()] == [
+            at != 1 for at in range(BLOCKS)
+        ]
+        assert read.results()[1].status is TransferStatus.MISMATCH
+        sums[1] -= 1
+        again = pair.origin.prepare("read", *pair.parts(), pair.peer, checksums=sums)
+        assert await finish(again) is TransferState.DONE
+        for direction, given in (("write", sums), ("read", sums[1:])):
+            with pytest.raises(TransferRefused) as refused:
+                pair.origin.prepare(direction, *pair.parts(), pair.peer, checksums=given)  # type: ignore[arg-type]
+            assert refused.value.status is TransferStatus.INVALID
 
 
 async def test_only_the_bytes_of_the_descriptors_change(transfers: TransferHarness) -> None:

@@ -1,7 +1,7 @@
 """The block manager of one tier: allocates, registers, matches and evicts KV blocks, and reports who holds them.
 
 A block is in one of three pools: *free* (empty), *active* (some handle holds it) or *idle* (registered, and nobody
-holds it: the cache). What a block contains is its state, of the life cycle in `penstock.blocks.life_cycle`.
+holds it: the cache). What a block contains is its state, of the life cycle in `penstock.blocks.block_table`.
 
 The manager has one writer: whoever drives it makes one call at a time. It moves no bytes. An allocation's handle says
 which keys were evicted for it, so that their bytes can be saved before the slots are written.
@@ -13,23 +13,28 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.blocks.block_handle import BlockHandle, OpenHandle, WeakHandle
 from penstock.blocks.block_key import BlockKey
-from penstock.blocks.block_table import BlockTable
-from penstock.blocks.eviction_order import EvictionOrder, LruOrder, OrderState
-from penstock.blocks.life_cycle import COMPLETE, FORBIDDEN, REGISTERED, RESET, STEPS, TRANSITIONS, BlockState
-from penstock.blocks.lineage_order import LineageOrder
-from penstock.blocks.priority_order import LOWEST, PriorityOrder
-from penstock.blocks.segmented_order import SegmentedOrder
+from penstock.blocks.block_table import (
+    COMPLETE,
+    FORBIDDEN,
+    REGISTERED,
+    RESET,
+    STEPS,
+    TRANSITIONS,
+    BlockHandle,
+    BlockState,
+    BlockTable,
+    OpenHandle,
+    WeakHandle,
+)
+from penstock.blocks.eviction_order import LOWEST, EvictionOrder, LruOrder, PriorityOrder
 from penstock.kernel.errors import ConfigError, InvariantError
 from penstock.kernel.machine import Nanos, Snapshot, read_snapshot, write_snapshot
 
 VERSION = 1
-OrderName = Literal["lru", "lineage", "segmented", "priority"]
+OrderName = Literal["lru", "priority"]
 ORDERS: dict[OrderName, Callable[[BlockTable], EvictionOrder]] = {
     "lru": LruOrder,
-    "lineage": LineageOrder,
-    "segmented": SegmentedOrder,
     "priority": PriorityOrder,
 }
 
@@ -95,7 +100,7 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
     next_id: int
     dropped: list[int]
     counts: BlockCounts
-    idle: OrderState
+    idle: list[int]
 
 
 class BlockManager:
@@ -173,9 +178,8 @@ class BlockManager:
         counts = self.counts
         counts.requested += len(keys)
         counts.matched += len(slots)
-        self._order.hit(slots)
-        self._hold(slots)
-        return self._opened(slots, [], owner, now)
+        self._hold_slots(slots)
+        return self._new_handle(slots, [], owner, now)
 
     def weak(self, key: BlockKey) -> WeakHandle | None:
         """Return a weak handle of a registered block; None where there is none."""
@@ -186,8 +190,8 @@ class BlockManager:
         """Hold the block of a weak handle; None where the block was evicted or invalidated since, which is counted."""
         if not self.valid(weak):
             return None
-        self._hold((weak.slot,))
-        return self._opened([weak.slot], [], owner, now)
+        self._hold_slots((weak.slot,))
+        return self._new_handle([weak.slot], [], owner, now)
 
     def valid(self, weak: WeakHandle) -> bool:
         """Return whether a slot still has the block that it had; a False is a miss, and counted.
@@ -215,14 +219,14 @@ class BlockManager:
             if self._order.evictable(now) < short:
                 self.counts.refused += 1
                 return None
-            evicted = self._forget(self._order.evict(short, now))
+            evicted = self._forget_slots(self._order.evict(short, now))
             self.counts.evicted += len(evicted)
         slots = [free.pop() for _ in range(count)]
         holders = self.table.holders
         for slot in slots:
             holders[slot] = 1
         self.counts.allocated += count
-        return self._opened(slots, evicted, owner, now)
+        return self._new_handle(slots, evicted, owner, now)
 
     def vacate(
         self, count: int, dirty: Callable[[BlockKey], bool], owner: str, now: Nanos
@@ -235,22 +239,22 @@ class BlockManager:
             ``evicted`` are all.
         """
         slots = self._order.evict(count, now)
-        saved = [slot for slot in slots if dirty(self._name(slot))]
+        saved = [slot for slot in slots if dirty(self._key_of(slot))]
         columns = self.columns(saved)
-        evicted = self._forget(slots)
+        evicted = self._forget_slots(slots)
         self.counts.evicted += len(evicted)
         del self._free[len(self._free) - len(slots) :]
         waiting = set(saved)
         self._free += [slot for slot in slots if slot not in waiting]
         for slot in saved:
             self.table.holders[slot] = 1
-        return self._opened(saved, evicted, owner, now), columns
+        return self._new_handle(saved, evicted, owner, now), columns
 
     def columns(self, slots: Sequence[int]) -> BlockColumns:
         """Return what registered blocks are. Reads only."""
         table = self.table
         return BlockColumns(
-            keys=[self._name(slot) for slot in slots],
+            keys=[self._key_of(slot) for slot in slots],
             parents=[table.parent[slot] for slot in slots],
             priorities=[table.priority[slot] for slot in slots],
             pins=[table.pinned_until[slot] for slot in slots],
@@ -284,40 +288,39 @@ class BlockManager:
             table.generation[slot] = generations[position]
             table.index[key] = slot
         self._free = [slot for slot in self._free if slot in free]
-        self._order.registered(adopted)
         self._order.enter(adopted)
         self.counts.registered += len(adopted)
         return refused
 
     def add_tokens(self, handle: BlockHandle, position: int, count: int) -> None:
         """Note ``count`` more tokens in a block, one that is not shared."""
-        slot = self._own(handle, position)
+        slot = self._own_slot(handle, position)
         table = self.table
         if count < 1 or table.tokens[slot] + count > table.block_size:
             raise InvariantError(f"{count} more tokens in a block with {table.tokens[slot]} of {table.block_size}")
-        self._step(slot, "add")
+        self._step_slot(slot, "add")
         table.tokens[slot] += count
 
     def pop_tokens(self, handle: BlockHandle, position: int, count: int) -> None:
         """Note that a block's last ``count`` tokens are gone, such as rejected drafts."""
-        slot = self._own(handle, position)
+        slot = self._own_slot(handle, position)
         if not 1 <= count <= self.table.tokens[slot]:
             raise InvariantError(f"{count} tokens fewer in a block with {self.table.tokens[slot]}")
-        self._step(slot, "pop")
+        self._step_slot(slot, "pop")
         self.table.tokens[slot] -= count
 
     def commit(self, handle: BlockHandle, position: int) -> None:
         """Make a block complete that was filled token by token."""
-        slot = self._own(handle, position)
+        slot = self._own_slot(handle, position)
         if self.table.tokens[slot] != self.table.block_size:
             raise InvariantError(
                 f"a block with {self.table.tokens[slot]} of {self.table.block_size} tokens is not complete"
             )
-        self._step(slot, "commit")
+        self._step_slot(slot, "commit")
 
     def apply(self, handle: BlockHandle, first: int = 0, count: int | None = None) -> None:
         """Make empty blocks complete at once: a prefill wrote them, or a transfer that was checked."""
-        self._open(handle)
+        self._open_handle(handle)
         table = self.table
         state, tokens, step, size = table.state, table.tokens, STEPS["apply"], table.block_size
         for slot in handle.slots[first : None if count is None else first + count]:
@@ -344,7 +347,7 @@ class BlockManager:
             priority: of the order ``priority``, 0 the lowest.
         Returns: blocks whose key was registered already: the handle holds the existing ones now (``handle.slots``).
         """
-        opened = self._open(handle)
+        opened = self._open_handle(handle)
         table = self.table
         index, state, slots, step = table.index, table.state, opened.slots, STEPS["register"]
         if first < 0 or first + len(keys) > len(slots):
@@ -366,24 +369,21 @@ class BlockManager:
                 index[key] = slot
                 fresh.append(slot)
             else:
-                self._hold((existing,))
+                self._hold_slots((existing,))
                 table.priority[existing] = max(table.priority[existing], priority)
                 self._release_one(slot)
                 slots[position] = existing
                 duplicates.append(Duplicate(position, slot, existing))
             parent = key
-        self._order.registered(fresh)
-        if duplicates:
-            self._order.hit([each.existing for each in duplicates])
         self.counts.registered += len(fresh)
         self.counts.duplicates += len(duplicates)
         return duplicates
 
     def release(self, handle: BlockHandle) -> None:
         """Give a handle's blocks back, the last one first, so that a prefix is evicted from its end."""
-        self._open(handle)
+        self._open_handle(handle)
         handle.released = True
-        self._close(handle.id)
+        self._close_handle(handle.id)
 
     # --- keep and drop
 
@@ -425,16 +425,15 @@ class BlockManager:
         self.counts.invalidated += 1
         if not table.holders[slot]:
             self._order.leave((slot,))
-        self._order.unregistered((slot,))
-        self._unname(slot)
-        self._step(slot, "invalidate")
+        self._drop_key(slot)
+        self._step_slot(slot, "invalidate")
         if not table.holders[slot]:
-            self._empty(slot)
+            self._empty_slot(slot)
         return True
 
     def clear_idle(self) -> list[tuple[int, BlockKey]]:
         """Evict all idle blocks, pinned ones included: the engine has reset its cache."""
-        evicted = self._forget(self._order.clear())
+        evicted = self._forget_slots(self._order.clear())
         self.counts.evicted += len(evicted)
         return evicted
 
@@ -553,13 +552,13 @@ class BlockManager:
 
     # --- helpers
 
-    def _opened(self, slots: list[int], evicted: list[tuple[int, BlockKey]], owner: str, now: Nanos) -> BlockHandle:
+    def _new_handle(self, slots: list[int], evicted: list[tuple[int, BlockKey]], owner: str, now: Nanos) -> BlockHandle:
         id = self._next_id
         self._next_id = id + 1
         self._handles[id] = OpenHandle(id, owner, slots, now)
         return BlockHandle(self, id, slots, evicted)
 
-    def _open(self, handle: BlockHandle) -> OpenHandle:
+    def _open_handle(self, handle: BlockHandle) -> OpenHandle:
         if not self._is_open(handle.id, handle.slots):
             raise InvariantError(f"handle {handle.id} is stale: it was released, or is of another manager")
         return self._handles[handle.id]
@@ -569,14 +568,14 @@ class BlockManager:
         opened = self._handles.get(id)
         return opened is not None and opened.slots is slots
 
-    def _own(self, handle: BlockHandle, position: int) -> int:
+    def _own_slot(self, handle: BlockHandle, position: int) -> int:
         """Return the slot of a block that only this handle holds."""
-        slot = self._open(handle).slots[position]
+        slot = self._open_handle(handle).slots[position]
         if self.table.holders[slot] != 1:
             raise InvariantError(f"block {slot} has {self.table.holders[slot]} holders: it can't be written")
         return slot
 
-    def _step(self, slot: int, trigger: str) -> None:
+    def _step_slot(self, slot: int, trigger: str) -> None:
         state = self.table.state
         after = STEPS[trigger][state[slot]]
         if after == FORBIDDEN:
@@ -584,7 +583,7 @@ class BlockManager:
             raise InvariantError(f"{trigger}: block {slot} is {BlockState(state[slot]).name.lower()}, not {allowed}")
         state[slot] = after
 
-    def _hold(self, slots: Sequence[int]) -> None:
+    def _hold_slots(self, slots: Sequence[int]) -> None:
         """Add a holder to registered blocks."""
         holders = self.table.holders
         woken: list[int] = []
@@ -595,7 +594,7 @@ class BlockManager:
         if woken:
             self._order.leave(woken)
 
-    def _close(self, id: int) -> None:
+    def _close_handle(self, id: int) -> None:
         holders, state = self.table.holders, self.table.state
         idle: list[int] = []
         for slot in reversed(self._handles.pop(id).slots):
@@ -611,16 +610,16 @@ class BlockManager:
         """Take a holder from a block that becomes empty without one."""
         self.table.holders[slot] -= 1
         if not self.table.holders[slot]:
-            self._step(slot, "free")
-            self._empty(slot)
+            self._step_slot(slot, "free")
+            self._empty_slot(slot)
 
-    def _forget(self, slots: Sequence[int]) -> list[tuple[int, BlockKey]]:
+    def _forget_slots(self, slots: Sequence[int]) -> list[tuple[int, BlockKey]]:
         """Empty blocks that the eviction order gave up."""
         table = self.table
         keys, parents, index, state, step = table.key, table.parent, table.index, table.state, STEPS["evict"]
         tokens, priorities, pins, generations = table.tokens, table.priority, table.pinned_until, table.generation
         evicted: list[tuple[int, BlockKey]] = []
-        for slot in slots:  # `_unname` and `_empty` in place: their calls are half of an eviction's time
+        for slot in slots:  # `_drop_key` and `_empty_slot` in place: their calls are half of an eviction's time
             key = keys[slot]
             assert key is not None and step[state[slot]] == RESET, "idle blocks are registered"
             evicted.append((slot, key))
@@ -632,17 +631,17 @@ class BlockManager:
         self._free += slots
         return evicted
 
-    def _name(self, slot: int) -> BlockKey:
+    def _key_of(self, slot: int) -> BlockKey:
         key = self.table.key[slot]
         assert key is not None, "only registered blocks have a name"
         return key
 
-    def _unname(self, slot: int) -> None:
+    def _drop_key(self, slot: int) -> None:
         table = self.table
-        del table.index[self._name(slot)]
+        del table.index[self._key_of(slot)]
         table.key[slot] = table.parent[slot] = None
 
-    def _empty(self, slot: int) -> None:
+    def _empty_slot(self, slot: int) -> None:
         table = self.table
         table.state[slot] = RESET
         table.tokens[slot] = table.priority[slot] = table.pinned_until[slot] = 0
@@ -654,4 +653,4 @@ class BlockManager:
             id, slots = self._dropped.pop()
             if self._is_open(id, slots):
                 self.counts.leaked += 1
-                self._close(id)
+                self._close_handle(id)

@@ -216,13 +216,14 @@ def _wrong_bytes(client: "TierAdminClient", tier: str | None, rate: float) -> in
 @click.option("--object-url", help="Object store, such as s3://BUCKET/PREFIX.")
 @click.option(
     "--order",
-    type=click.Choice(["lru", "lineage", "segmented", "priority"]),
+    type=click.Choice(["lru", "priority"]),
     default="priority",
     help="Which block gives way.",
 )
 @click.option("--name", help="Name of the engine, for its peers.  [default: the socket's]")
 @click.option("--peer", "named", multiple=True, metavar="NAME=HOST:PORT", help="Tier process of another engine.")
 @click.option("--peer-listen", metavar="HOST:PORT", help="Where peers reach this one; without it there are no peers.")
+@click.option("--peers-nixl", is_flag=True, help="Read peers' blocks by NIXL where they have it, in a trusted network.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, help="Where Prometheus reads; 0 is nowhere.")
 def serve(
     path: Path,
@@ -235,6 +236,7 @@ def serve(
     name: str | None,
     named: tuple[str, ...],
     peer_listen: str | None,
+    peers_nixl: bool,
     metrics_port: int,
 ) -> int:
     """Run a tier process by hand, until Ctrl-C; the supervisor runs the same beside each engine.
@@ -243,8 +245,7 @@ def serve(
     """
     import os
 
-    import msgspec
-
+    from penstock.config.reading.tree_check import settings_of_json
     from penstock.config.settings.cache_settings import CacheSettings
     from penstock.frontend import logs
     from penstock.runtime.kv_tiers.tier_process import run_tiers
@@ -257,9 +258,10 @@ def serve(
         "disk_dirs": folders,
         "object_url": object_url,
         "order": order,
+        "peers_nixl": peers_nixl,
         "metrics_port": metrics_port,
     }
-    settings = msgspec.convert(json.loads(given) if given else chosen, CacheSettings, strict=True)
+    settings = settings_of_json(CacheSettings, json.dumps(chosen) if given is None else given, "--settings")
     logs.setup("text", "info")
     peers = None
     if peer_listen is not None:
@@ -270,7 +272,9 @@ def serve(
         if secret is None:
             raise click.UsageError(f"peers know each other by the cluster's secret: set {SECRET_ENV}")
         others = {each.partition("=")[0]: address_of(each.partition("=")[2]) for each in named}
-        peers = PeerTiers(name or path.stem, secret, address_of(peer_listen), path.parent, others)
+        peers = PeerTiers(
+            name or path.stem, secret, address_of(peer_listen), path.parent, others, nixl=settings.peers_nixl
+        )
     return asyncio.run(run_tiers(settings, path, peers=peers))
 
 

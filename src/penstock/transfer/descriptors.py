@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.transfer.transfer_status import TransferRefused, TransferStatus
 
-MemoryKind = Literal["dram", "vram", "file", "object"]
+MemoryKind = Literal["dram", "vram", "file"]
 ByteArray = npt.NDArray[np.uint8]
 
 
@@ -48,14 +48,12 @@ class MemoryRegion:
         array: dram: the bytes. Also what `SharedMemory` maps.
         path: of a file; for dram in shared memory, where other processes find it.
         descriptor_fd: open file of ``path``, or the memfd; -1 where there is none.
-        direct_fd: the same file, opened for direct I/O; -1 where it is not.
-        key: of an object.
         tensor: vram: one-dimensional torch tensor of bytes.
         pinned: dram that is page-locked for copies with a GPU.
         pins: transfers that may still touch it; it can't be deregistered meanwhile.
     """
 
-    __slots__ = ("array", "descriptor_fd", "direct_fd", "info", "key", "path", "pinned", "pins", "tensor")
+    __slots__ = ("array", "descriptor_fd", "info", "path", "pinned", "pins", "tensor")
 
     def __init__(
         self,
@@ -64,8 +62,6 @@ class MemoryRegion:
         array: ByteArray | None = None,
         path: str = "",
         descriptor_fd: int = -1,
-        direct_fd: int = -1,
-        key: str = "",
         tensor: Any = None,
         pinned: bool = False,
     ) -> None:
@@ -73,8 +69,6 @@ class MemoryRegion:
         self.array = array
         self.path = path
         self.descriptor_fd = descriptor_fd
-        self.direct_fd = direct_fd
-        self.key = key
         self.tensor = tensor
         self.pinned = pinned
         self.pins = 0
@@ -86,6 +80,11 @@ class MemoryRegion:
     @property
     def kind(self) -> MemoryKind:
         return self.info.kind
+
+    @property
+    def constant(self) -> bool:
+        """Whether nobody can write it, this process included."""
+        return self.array is not None and not self.array.flags.writeable
 
     def bytes_of(self) -> ByteArray:
         """Return the bytes of a dram region, shape (size,)."""

@@ -18,12 +18,13 @@ class SharedMemory:
     Args:
         fileno: open file, owned by this object.
         path: where other processes open it; a memfd's leads through /proc.
+        mapped: the mapping, where there is one already.
     """
 
-    def __init__(self, fileno: int, path: str) -> None:
+    def __init__(self, fileno: int, path: str, mapped: mmap.mmap | None = None) -> None:
         self.fileno = fileno
         self.path = path
-        self._map = mmap.mmap(fileno, 0)
+        self._map = mmap.mmap(fileno, 0) if mapped is None else mapped
         self.array: ByteArray = np.frombuffer(self._map, np.uint8)
 
     @classmethod

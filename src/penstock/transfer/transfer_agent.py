@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -78,7 +78,6 @@ class TransferAgent:
         self._active: set[TransferHandle] = set()
         self._notifications: deque[Notification] = deque()
         self._arrived = asyncio.Event()
-        self._listeners: dict[bytes, Callable[[Notification], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         for backend in self._backends.values():
             backend.attach(self)
@@ -137,32 +136,19 @@ class TransferAgent:
         return self._register_dram(shared.array, label, writable, pinned, **place)
 
     def register_file(
-        self, path: Path, *, size: int | None = None, direct: bool = False, label: str = "", writable: bool = True
+        self, path: Path, *, size: int | None = None, label: str = "", writable: bool = True
     ) -> MemoryRegion:
         """Register a file.
 
         Args:
             size: make the file that long first, and create it where it is absent; default: it is as long as it is.
-            direct: pass by the page cache where offset, length and memory are aligned to 4 KiB.
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if size is not None else 0) | os.O_CLOEXEC
         file = os.open(path, flags, 0o600)
         if size is not None:
             os.ftruncate(file, size)
         length = os.fstat(file).st_size if size is None else size
-        try:
-            raw = os.open(path, flags | os.O_DIRECT) if direct else -1
-        except OSError as error:
-            os.close(file)
-            raise TransferRefused(
-                TransferStatus.NOT_SUPPORTED, f"{path} can't be opened for direct I/O", hint="leave direct out"
-            ) from error
-        place = {"path": str(path), "descriptor_fd": file, "direct_fd": raw}
-        return self._register("file", length, label, writable, **place)
-
-    def register_object(self, key: str, size: int, *, label: str = "", writable: bool = True) -> MemoryRegion:
-        """Register an object of the object store by its key; it need not exist yet."""
-        return self._register("object", size, label, writable, key=key)
+        return self._register("file", length, label, writable, path=str(path), descriptor_fd=file)
 
     def register_tensor(self, tensor: Any, *, label: str = "", writable: bool = True) -> MemoryRegion:
         """Register a contiguous torch tensor: one on a GPU as vram, any other as dram."""
@@ -194,9 +180,7 @@ class TransferAgent:
         if region.pinned:
             unpin(region.bytes_of())
         if region.kind == "file":
-            for file in (region.descriptor_fd, region.direct_fd):
-                if file >= 0:
-                    os.close(file)
+            os.close(region.descriptor_fd)
 
     def _register_dram(self, array: ByteArray, label: str, writable: bool, pinned: bool, **place: Any) -> MemoryRegion:
         if pinned:
@@ -267,7 +251,7 @@ class TransferAgent:
             backend.disconnect(peer)
 
     def remote(self, name: str) -> RemoteAgent:
-        """Return a peer; by its own name the agent itself, which is how its files and objects are reached."""
+        """Return a peer; by its own name the agent itself, which is how its files are reached."""
         if name == self.name:
             self._own.parts = {each.name: each.metadata_part() for each in self._backends.values()}
             return self._own
@@ -289,6 +273,7 @@ class TransferAgent:
         notification: bytes | None = None,
         deadline: float = DEADLINE,
         backend: str | None = None,
+        checksums: Sequence[int] | None = None,
     ) -> TransferHandle:
         """Check everything about a transfer and choose its backend; nothing moves before the handle is posted.
 
@@ -298,6 +283,7 @@ class TransferAgent:
             notification: for the peer, after all descriptors succeeded.
             deadline: seconds from the post to the last byte.
             backend: the only one to try; default: the first by rank that can.
+            checksums: of a read into dram: XXH3-64 that each descriptor's bytes must have, shape (n,); else it fails.
 
         Raises:
             TransferRefused: INVALID, NOT_FOUND, NOT_ALLOWED or NOT_SUPPORTED; the message names the descriptor.
@@ -311,15 +297,32 @@ class TransferAgent:
                 f"{len(local)} local and {len(remote)} remote descriptors",
                 hint="as many of both",
             )
+        if checksums is not None and (direction != "read" or len(checksums) != len(local)):
+            raise TransferRefused(
+                TransferStatus.INVALID,
+                f"{len(checksums)} checksums for a {direction} of {len(local)} descriptors",
+                hint="give a read one for each, or none",
+            )
         pieces = [self._piece(index, *pair, other) for index, pair in enumerate(zip(local, remote))]
         infos = {piece.remote.id: piece.remote for piece in pieces}
         regions = {piece.local.id: piece.local for piece in pieces}
-        targets = list(infos.values()) if direction == "write" else [each.info for each in regions.values()]
-        for target in targets:
-            if not target.writable:
-                raise TransferRefused(TransferStatus.NOT_ALLOWED, f"region {target.id} {target.label!r} is read-only")
+        if direction == "write":
+            fixed = [info for info in infos.values() if not info.writable]
+        else:  # what a peer may not write this agent itself may, unless the buffer is constant
+            fixed = [each.info for each in regions.values() if each.constant]
+        for region in fixed:
+            raise TransferRefused(TransferStatus.NOT_ALLOWED, f"region {region.id} {region.label!r} is read-only")
         chosen = self.negotiate(other, list(regions.values()), list(infos.values()), notification is not None, backend)
-        return TransferHandle(self, chosen, direction, other, pieces, deadline=deadline, notification=notification)
+        return TransferHandle(
+            self,
+            chosen,
+            direction,
+            other,
+            pieces,
+            deadline=deadline,
+            notification=notification,
+            checksums=checksums,
+        )
 
     def negotiate(
         self,
@@ -436,21 +439,10 @@ class TransferAgent:
         await self._arrived.wait()
         return self.take_notifications()
 
-    def listen(self, payload: bytes, listener: Callable[[Notification], None] | None) -> None:
-        """Give notifications with exactly this payload to a listener instead; None ends that."""
-        if listener is None:
-            self._listeners.pop(payload, None)
-        else:
-            self._listeners[payload] = listener
-
     def _take(self, notification: Notification) -> None:
         known = self._remotes.get(notification.peer)
         if known is not None and known.epoch > notification.epoch:
             return  # of the peer's life before its restart
-        listener = self._listeners.get(notification.payload)
-        if listener is not None:
-            listener(notification)
-            return
         if len(self._notifications) == NOTIFICATIONS_LIMIT:
             self._notifications.popleft()
             self.notifications_dropped += 1

@@ -1,4 +1,4 @@
-"""`TransferBackend`: the Protocol behind which memcpy, shared memory, files, TCP, S3 and NIXL carry transfers."""
+"""`TransferBackend`: the Protocol behind which memcpy, shared memory, TCP and NIXL carry transfers."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from penstock.transfer.descriptors import MemoryKind, MemoryRegion, RegionInfo, TransferPiece
 from penstock.transfer.transfer_status import PieceFailed, TransferStatus
@@ -23,12 +24,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         reach: how far: the same process, the same host, or the network. Storage is of the agent itself.
         notifications: whether the peer can be told.
         rank: of two that could carry a transfer, the lower one does.
+        checks: whether it compares the checksums of an order while the bytes arrive; else the handle does it after.
     """
 
     kinds: frozenset[tuple[MemoryKind, MemoryKind]]
     reach: Literal["process", "host", "network", "storage"]
     notifications: bool
     rank: int
+    checks: bool = False
 
 
 @dataclass(slots=True)
@@ -52,12 +55,16 @@ class TransferOrder:
     """A posted transfer as a backend sees it. Reports may come from any thread, one per piece.
 
     Args:
+        seconds: until its deadline, from the post on.
+        checksums: XXH3-64 that each piece of a read must have, shape as ``pieces``; None where nobody knows.
         cancelled: nobody wants the result any more: stop as soon as you can.
     """
 
     direction: Direction
     peer: RemoteAgent
     pieces: Sequence[TransferPiece]
+    seconds: float
+    checksums: Sequence[int] | None = None
     statuses: bytearray = field(init=False)
     errors: dict[int, BaseException] = field(default_factory=dict)
     cancelled: bool = False
@@ -78,6 +85,17 @@ class TransferOrder:
         """Report a cause for all pieces without a report, such as a lost connection."""
         for index in self.open_pieces():
             self.failed(index, error)
+
+    def check(self) -> None:
+        """Compare what arrived in dram with the checksums, at some 10 GB/s; a piece that has another one failed."""
+        for index, checksum in enumerate(self.checksums or ()):
+            piece = self.pieces[index]
+            if self.cancelled:
+                return
+            if self.statuses[index] == 0:
+                arrived = piece.local.bytes_of()[piece.local_offset : piece.local_offset + piece.length]
+                if xxh3_64_intdigest(arrived.data) != checksum:
+                    self.failed(index, PieceFailed(TransferStatus.MISMATCH, "what arrived has another checksum"))
 
     def open_pieces(self) -> list[int]:
         """Return the pieces without a report."""
@@ -100,6 +118,10 @@ class LocalAgent(Protocol):
     @property
     def regions(self) -> Mapping[int, MemoryRegion]:
         """Return what is registered now: a server of peers' requests checks against this, not against metadata."""
+        ...
+
+    def metadata(self) -> bytes:
+        """Return what peers need to know of the agent."""
         ...
 
     def deliver(self, peer: str, epoch: int, payload: bytes) -> None:
@@ -136,7 +158,7 @@ class TransferBackend(Protocol):
     def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
         """Return why these regions of the peer can't be reached, or None. Kinds are checked before. Does no I/O.
 
-        ``peer`` may be the agent itself: that is how files and objects are named.
+        ``peer`` may be the agent itself: that is how files are named.
         """
         ...
 

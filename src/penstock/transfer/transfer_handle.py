@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.transfer.descriptors import MemoryRegion, TransferPiece
-from penstock.transfer.transfer_backend import Direction, RemoteAgent, TransferBackend, TransferOrder, status_of
+from penstock.transfer.transfer_backend import (
+    Direction,
+    RemoteAgent,
+    TransferBackend,
+    TransferOrder,
+    in_thread,
+    status_of,
+)
 from penstock.transfer.transfer_status import (
     STEPS,
     DescriptorResult,
@@ -56,6 +63,7 @@ class TransferHandle:
         *,
         deadline: float,
         notification: bytes | None,
+        checksums: Sequence[int] | None,
     ) -> None:
         self.state = TransferState.NEW
         self.backend = backend
@@ -66,6 +74,7 @@ class TransferHandle:
         self.error: BaseException | None = None
         self._owner = owner
         self._pieces = pieces
+        self._checksums = checksums
         self._regions: list[MemoryRegion] = list({piece.local.id: piece.local for piece in pieces}.values())
         self._order: TransferOrder | None = None
         self._statuses = b""
@@ -103,7 +112,7 @@ class TransferHandle:
         self.error = None
         self._statuses = b""
         self._ended.clear()
-        self._order = TransferOrder(self.direction, self.peer, self._pieces)
+        self._order = TransferOrder(self.direction, self.peer, self._pieces, self.deadline, self._checksums)
         self.state = after
         for region in self._regions:
             region.pins += 1
@@ -117,6 +126,21 @@ class TransferHandle:
         if self.state is TransferState.NEW:
             raise TransferRefused(TransferStatus.NOT_POSTED, "the transfer was not posted")
         await self._ended.wait()
+        return self.state
+
+    async def wait_settled(self) -> TransferState:
+        """Wait until the transfer has ended and nothing touches its memory; a cancelled task cancels it first."""
+        try:
+            await self.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            while self.busy:
+                try:
+                    await self.settle()
+                except asyncio.CancelledError:
+                    continue
+            raise
+        await self.settle()
         return self.state
 
     async def settle(self) -> None:
@@ -189,6 +213,8 @@ class TransferHandle:
         try:
             await self.backend.move(order)
             order.failed_rest(PieceFailed(TransferStatus.UNKNOWN, f"{self.backend.name} reported no result for it"))
+            if order.checksums is not None and not self.backend.capabilities.checks:
+                await in_thread(order, order.check)
             if self.notification is not None and not order.errors:
                 await self.backend.notify(self.peer, self.notification)
         except Exception as error:

@@ -7,7 +7,7 @@ follows.
 
 import sys
 
-from penstock.blocks.tiers import peer_finder
+from penstock.blocks.tiers import tier_jobs
 from penstock.cli.main import main
 from penstock.kernel.machine import SECOND
 from penstock.runtime.kv_tiers import peer_tiers
@@ -15,6 +15,6 @@ from penstock.runtime.kv_tiers import peer_tiers
 PATIENCE = 20
 
 if __name__ == "__main__":
-    peer_finder.PEER_DEADLINE = PATIENCE * SECOND
+    tier_jobs.PEER_DEADLINE = PATIENCE * SECOND
     peer_tiers.ASK = float(PATIENCE)
     sys.exit(main())

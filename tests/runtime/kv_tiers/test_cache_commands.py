@@ -100,6 +100,20 @@ def test_nobody_to_ask_is_said(tmp_path: Path) -> None:
     assert "say which blocks" in str(cache("pin", "--for", "1h", "--socket", str(tmp_path / "none")).exception)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--settings", '{"host": 1000, "order": "segmented"}'], "order: 'segmented' takes one of lru, priority"),
+        (["--settings", '{"host":'], "--settings: is not JSON"),
+        (["--host", "1GiB", "--order", "lineage"], "'lineage' is not one of 'lru', 'priority'"),
+    ],
+)
+def test_settings_of_tiers_that_are_wrong_are_named_with_what_they_take(
+    given: list[str], says: str, tmp_path: Path
+) -> None:
+    assert says in str(cache("serve", "--socket", str(tmp_path / "kv.sock"), *given).exception)
+
+
 def test_loads_are_judged_by_the_speed_that_the_engine_s_passes_show(start: Start) -> None:
     """The plug-in for statistics publishes passes; the tier process hears them where the engine's hello says."""
     tiers = start(32)

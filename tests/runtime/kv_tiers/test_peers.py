@@ -1,11 +1,18 @@
 """Peers: an engine loads what another engine's host tier has, and only who has the cluster's secret."""
 
+import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from penstock.config.cluster_secret_file import SECRET_ENV
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.secret import ClusterSecret
+from penstock.runtime.kv_tiers.peer_tiers import HostPlaces, PeerTiers
+from penstock.runtime.kv_tiers.tier_contents import TierContents
+from penstock.transfer.storage.host_slab import HostSlab
 from tests.runtime.kv_tiers.conftest import Start, TierProcess
 from tests.runtime.kv_tiers.plain_engine import PATIENCE, PlainEngine, block_hashes
 
@@ -68,3 +75,23 @@ def test_peers_without_a_secret_are_refused(tmp_path: Path, monkeypatch: pytest.
     words = ["serve", "--socket", str(tmp_path / "a.sock"), "--host", "8MiB", *LISTEN]
     answer = CliRunner().invoke(command, words, standalone_mode=False)
     assert "set PENSTOCK_CLUSTER_SECRET" in str(answer.exception)
+
+
+def test_peers_by_nixl_need_it_before_the_first_engine_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    with pytest.raises(ConfigError, match="needs the package nixl"):
+        PeerTiers("a", ClusterSecret("a secret of this test"), ("127.0.0.1", 0), None, {}, nixl=True)
+
+
+async def test_an_address_that_is_taken_is_said_and_another_try_may_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        slab = HostSlab(4096, 8)
+        peers = PeerTiers("a", ClusterSecret("a secret of this test"), ("127.0.0.1", port), tmp_path, {})
+        places = HostPlaces(TierContents(), slab)
+        with pytest.raises(ConfigError, match="--peer-listen"):
+            await peers.open(places)
+    await peers.open(places)
+    assert (tmp_path / "a.peer").exists()
+    await peers.close()
+    await slab.close()

@@ -12,17 +12,19 @@ from typing import Any
 import msgspec
 
 from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.block_tier import BlockTier
-from penstock.blocks.tiers.fetches import Arrival, Fetches, Source
-from penstock.blocks.tiers.load_gate import LoadGate
-from penstock.blocks.tiers.load_jobs import LoadJobs
-from penstock.blocks.tiers.lower_writes import LowerWrites
-from penstock.blocks.tiers.peer_finder import PeerFinder
-from penstock.blocks.tiers.store_jobs import StoreJobs
-from penstock.blocks.tiers.tier_counts import TierCounts
-from penstock.blocks.tiers.tier_moves import TierMoves
+from penstock.blocks.tiers.lower_moves import Arrival, Fetches, LowerWrites, Source
+from penstock.blocks.tiers.tier_jobs import LoadGate, LoadJobs, PeerFinder, StoreJobs
+from penstock.blocks.tiers.tier_moves import BlockTier, TierMoves
 from penstock.blocks.tiers.tier_settings import AHEAD_FETCHES, TierSettings
-from penstock.blocks.tiers.tier_state import Fetch, LoadMove, PeerQuery, StoreMove, TierState, WriteMove
+from penstock.blocks.tiers.tier_state import (
+    Fetch,
+    LoadMove,
+    PeerQuery,
+    StoreMove,
+    TierCounts,
+    TierState,
+    WriteMove,
+)
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
 from penstock.kernel.tiers.load_worth import LoadCosts

@@ -1,17 +1,19 @@
 """Tree check: reads a whole tree of texts against a settings struct, and lists every problem at once."""
 
+import json
 from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
 from penstock.config.derived.knobs import derive, dotted, entry_type, fields_by_name, range_text, type_text
-from penstock.config.reading.problems import ConfigProblem, did_you_mean, listed
-from penstock.config.reading.text_tree import TreeNode, TreeScalar, shown
+from penstock.config.reading.problems import ConfigProblem, ConfigProblems, ValueOrigin, did_you_mean, listed
+from penstock.config.reading.text_tree import TreeNode, TreeScalar, shown, tree_of
 from penstock.config.reading.typed_value import UnreadableValue, read_value
 from penstock.kernel.settings import Field, Knob, Settings, is_group, without_none
 
 Path = tuple[str, ...]
+S = TypeVar("S", bound=Settings)
 
 
 def check_tree(group: type[Settings], root: TreeNode) -> tuple[dict[str, Any], list[ConfigProblem]]:
@@ -37,6 +39,26 @@ def build(group: type[Settings], given: dict[str, Any], base: Settings | None = 
         else:
             changes[name] = value
     return msgspec.structs.replace(start, **changes)
+
+
+def settings_of_json(group: type[S], text: str, source: str) -> S:
+    """Read one settings struct from JSON, as a supervisor writes it for its children.
+
+    Args:
+        source: where the text is from, for messages.
+    Raises:
+        ConfigProblems: something is wrong.
+    """
+    at = ValueOrigin("flag", source)
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise ConfigProblems([ConfigProblem(at, "", f"is not JSON: {error}")]) from error
+    given, problems = check_tree(group, tree_of(plain, at))
+    if problems:
+        raise ConfigProblems(problems)
+    settings: S = build(group, given)
+    return settings
 
 
 class _TreeCheck:

@@ -29,8 +29,15 @@ class CacheSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = None
     peers: Annotated[bool, Knob("Fetch blocks from the host memory of the model's other engines.")] = False
+    peers_nixl: Annotated[
+        bool,
+        Knob(
+            "Fetch peers' blocks by NIXL (UCX) where both tier processes have it. UCX does not ask who reads: for one "
+            "trusted network only."
+        ),
+    ] = False
     order: Annotated[
-        Literal["lru", "lineage", "segmented", "priority"],
+        Literal["lru", "priority"],
         Knob("Which block a full tier evicts first; only priority honours pins."),
     ] = "priority"
     offload: Annotated[

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.blocks.tiers.tier_events import Move, MoveEnded, TierName
 from penstock.kernel.machine import SECOND, Nanos
+from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.storage.block_store import BlockIo, BlockResult, BlockStore, Outcome
 
 WRONG: tuple[Outcome, ...] = ("corrupt", "absent", "stale")
@@ -27,8 +28,15 @@ BUSY_LOOK = 0.02
 class SlabStore(BlockStore, Protocol):
     """The host tier: a store whose memory the stores below it read and write directly."""
 
+    stride: int
+    """Bytes from one slot to the next."""
+
     def view(self, slot: int) -> memoryview:
         """Return a slot's memory."""
+        ...
+
+    def shared(self) -> SharedMemory:
+        """Return all slots, as other processes map them."""
         ...
 
     def checksum(self, slot: int) -> int | None:
@@ -60,10 +68,8 @@ class RowOwner(Protocol):
 class PeerReader(Protocol):
     """The way to other engines' host tiers."""
 
-    async def read(
-        self, peer: str, keys: Sequence[bytes], buffers: Sequence[memoryview], seconds: float
-    ) -> list[BlockResult]:
-        """Read blocks, with their checksums; nothing touches the buffers afterwards."""
+    async def read(self, peer: str, keys: Sequence[bytes], slots: Sequence[int], seconds: float) -> list[BlockResult]:
+        """Read blocks into slots of the slab, with their checksums; nothing touches the slots afterwards."""
         ...
 
 
@@ -160,11 +166,11 @@ class BlockCarrier:
         keys = [move.keys[n] for n in numbers]
         if self._peers is None:
             return [BlockResult("absent", "there are no peers")] * len(keys)
-        views = [self._slab.view(move.target_slots[n]) for n in numbers]
-        results = await self._peers.read(move.peer, keys, views, left)
-        for n, key, view, result in zip(numbers, keys, views, results):
+        slots = [move.target_slots[n] for n in numbers]
+        results = await self._peers.read(move.peer, keys, slots, left)
+        for slot, key, result in zip(slots, keys, results):
             if result.outcome == "ok":
-                self._slab.adopt(BlockIo(move.target_slots[n], key, 0, view, None, result.checksum))
+                self._slab.adopt(BlockIo(slot, key, 0, self._slab.view(slot), None, result.checksum))
         return results
 
     async def _below(self, move: Move, numbers: range, left: float) -> list[BlockResult]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from penstock.adapters.telemetry.prometheus_text import Counter, MetricRegistry
-from penstock.blocks.tiers.tier_counts import MachineCounts, TierCounts
 from penstock.blocks.tiers.tier_events import Place, TierName
+from penstock.blocks.tiers.tier_state import MachineCounts, TierCounts
 
 PREFIX = "penstock_kv_tier_"
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

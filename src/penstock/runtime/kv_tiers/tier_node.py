@@ -55,10 +55,9 @@ from penstock.inside.tier_protocol import (
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Event, Nanos
 from penstock.runtime.kv_tiers.block_carrier import ROW_BITS, BlockCarrier, SlabStore
-from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, identity_of
-from penstock.runtime.kv_tiers.engine_region import EngineRegion
+from penstock.runtime.kv_tiers.engine_link import EngineJob, EngineLink, EngineRegion, identity_of
 from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
-from penstock.runtime.kv_tiers.peer_tiers import HostLender, PeerTiers
+from penstock.runtime.kv_tiers.peer_tiers import HostPlaces, PeerTiers
 from penstock.runtime.kv_tiers.tier_contents import BlockName, RecordPlace, TierContents
 from penstock.runtime.kv_tiers.tier_frames import FrameError, FrameStream
 from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
@@ -246,7 +245,7 @@ class TierNode:
                 self._tasks.spawn(shared.follow(), "shared-objects")
         if self._peers is not None:
             self._peers.changed = lambda peers: self.post(PeersChanged(peers=peers))
-            self._peers.open(HostLender(self.contents, tiers.slab))
+            await self._peers.open(HostPlaces(self.contents, tiers.slab))
 
     def _adopt(self, tier: TierName, records: Sequence[StoredRecord]) -> None:
         """Enter blocks that are in a tier without having been moved there by this process."""

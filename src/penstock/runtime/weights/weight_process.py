@@ -163,9 +163,9 @@ async def run_weights(
     report: dict[str, object] = {"socket": str(path)}
     try:
         if listen is not None and secret is not None:
-            server = WeightServer(node.files, secret, name=name)
+            server = WeightServer(node.files, secret, name=name, host=listen[0], port=listen[1])
             try:
-                host, port = await asyncio.to_thread(server.start, *listen)
+                host, port = await server.start()
             except OSError as error:
                 raise ConfigError(f"{listen[0]}:{listen[1]} can't be listened at: {error}") from error
             report |= {"host": host, "port": port}
@@ -182,7 +182,7 @@ async def run_weights(
             left.unlink(missing_ok=True)
         node.drop()
         if server is not None:
-            await asyncio.to_thread(server.close)
+            await server.close()
         node.files.close()
     return 0
 

@@ -26,7 +26,7 @@ FRAME_BYTES_MAX = 16 << 20
 
 
 class ShmPart(msgspec.Struct, frozen=True):
-    """Part of the metadata. ``host``: this boot and its namespaces; ``shared``: ids of regions that can be mapped."""
+    """Part of the metadata. ``host``: this boot, user and namespaces; ``shared``: ids of regions that can be mapped."""
 
     host: str
     address: str
@@ -80,19 +80,21 @@ Request = Hello | Borrow | GiveBack | Notify
 T = TypeVar("T")
 
 
-def _host() -> str:
+def _host_identity() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return " ".join((boot, *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))))
+    return " ".join(
+        (boot, str(os.getuid()), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net")))
+    )
 
 
-async def _read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T:
+async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T:
     (length,) = struct.unpack("<I", await reader.readexactly(4))
     if length > FRAME_BYTES_MAX:
         raise ConnectionError(f"a frame of {length} bytes")
     return decoder.decode(await reader.readexactly(length))
 
 
-def _write(writer: asyncio.StreamWriter, frame: Request | Reply) -> None:
+def _write_frame(writer: asyncio.StreamWriter, frame: Request | Reply) -> None:
     data = msgspec.msgpack.encode(frame)
     writer.write(struct.pack("<I", len(data)) + data)
 
@@ -119,7 +121,7 @@ class _PeerLink:
         if not self.alive:
             raise ConnectionError("the connection was closed")
         self._waiting[id] = asyncio.get_running_loop().create_future()
-        _write(self._writer, frame)
+        _write_frame(self._writer, frame)
         return await self._waiting[id]
 
     def new_id(self) -> int:
@@ -131,8 +133,10 @@ class _PeerLink:
 
     def give_back(self, id: int) -> None:
         self._borrowed -= 1
+        if not self.alive and not self._borrowed:
+            self.mapped.clear()
         if self.alive:
-            _write(self._writer, GiveBack(id))
+            _write_frame(self._writer, GiveBack(id))
             if self._retired and not self._borrowed:
                 self._writer.close()
 
@@ -145,7 +149,7 @@ class _PeerLink:
         error: BaseException = ConnectionError("the peer closed the connection")
         try:
             while True:
-                reply = await _read(self._reader, _REPLIES)
+                reply = await _read_frame(self._reader, _REPLIES)
                 waiting = self._waiting.pop(reply.id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(reply)
@@ -154,6 +158,8 @@ class _PeerLink:
         finally:
             self.alive = False
             self._writer.close()
+            if not self._borrowed:  # a process that ended needs its memory for the next one
+                self.mapped.clear()
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -168,7 +174,7 @@ class ShmBackend(BackendBase):
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
         self._address = ""
-        self._host = _host()
+        self._host = _host_identity()
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._links: dict[tuple[str, int], _PeerLink] = {}
         self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
@@ -186,7 +192,7 @@ class ShmBackend(BackendBase):
     def refusal(self, peer: RemoteAgent, local: Sequence[MemoryRegion], remote: Sequence[RegionInfo]) -> str | None:
         part = msgspec.msgpack.decode(peer.parts[self.name], type=ShmPart)
         if part.host != self._host:
-            return "it is on another host, or in other namespaces of this one"
+            return "it is on another host, or of another user or in other namespaces of this one"
         private = [str(region.id) for region in remote if region.id not in part.shared]
         return f"regions {', '.join(private)} are not in shared memory" if private else None
 
@@ -197,7 +203,7 @@ class ShmBackend(BackendBase):
         try:
             wanted = list({piece.remote.id: piece.remote for piece in order.pieces}.values())
             reply = await link.call(Borrow(id, [info.id for info in wanted]), id)
-            await copy_pieces(order, {info.id: self._map(link, info, reply) for info in wanted})
+            await copy_pieces(order, {info.id: self._map_region(link, info, reply) for info in wanted})
         finally:
             link.give_back(id)
 
@@ -223,7 +229,7 @@ class ShmBackend(BackendBase):
         if self._serving:
             await asyncio.wait(list(self._serving))
 
-    def _map(self, link: _PeerLink, info: RegionInfo, reply: Reply) -> MemoryRegion | None:
+    def _map_region(self, link: _PeerLink, info: RegionInfo, reply: Reply) -> MemoryRegion | None:
         place = reply.places.get(info.id)
         if place is not None and info.id not in link.mapped:
             shared = SharedMemory.open(place.path)
@@ -259,17 +265,17 @@ class ShmBackend(BackendBase):
         self._serving[task] = writer
         lent: dict[int, list[MemoryRegion]] = {}
         try:
-            hello = await _read(reader, _REQUESTS)
+            hello = await _read_frame(reader, _REQUESTS)
             refusal = self._greet(hello, writer)
-            _write(writer, Reply(0, refusal))
+            _write_frame(writer, Reply(0, refusal))
             while isinstance(hello, Hello) and not refusal:
-                self._answer(await _read(reader, _REQUESTS), hello, writer, lent)
+                self._answer(await _read_frame(reader, _REQUESTS), hello, writer, lent)
                 await writer.drain()
         except (OSError, EOFError, msgspec.MsgspecError):
             return  # the peer left, or speaks another language; what it borrowed is given back below
         finally:
             for regions in lent.values():
-                _unpin(regions)
+                _unpin_regions(regions)
             writer.close()
             del self._serving[task]
 
@@ -293,12 +299,12 @@ class ShmBackend(BackendBase):
                     region.pins += 1
                 lent[id] = regions
                 places = {each.id: MappedPlace(each.path, os.fstat(each.descriptor_fd).st_ino) for each in regions}
-                _write(writer, Reply(id, places=places))
+                _write_frame(writer, Reply(id, places=places))
             case GiveBack(id):
-                _unpin(lent.pop(id, []))
+                _unpin_regions(lent.pop(id, []))
             case Notify(id, payload):
                 self.owner.deliver(hello.name, hello.epoch, payload)
-                _write(writer, Reply(id))
+                _write_frame(writer, Reply(id))
             case Hello():
                 raise ConnectionError("a second hello")
 
@@ -319,6 +325,6 @@ def _is_shared(region: MemoryRegion) -> bool:
     return region.kind == "dram" and region.path != ""
 
 
-def _unpin(regions: list[MemoryRegion]) -> None:
+def _unpin_regions(regions: list[MemoryRegion]) -> None:
     for region in regions:
         region.pins -= 1

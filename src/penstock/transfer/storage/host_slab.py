@@ -1,11 +1,9 @@
 """`HostSlab`: blocks in one slab of this host's memory, which other processes may map, with a checksum beside each.
 
 Every read copies, and then computes the checksum of the copy: the reader has what was written, or a miss. The slab is
-file-backed memory without a name (``memfd``), or a file below ``/dev/shm`` where it has to have one. It does not
-survive a restart.
+memory without a name (``memfd``), which does not survive a restart.
 """
 
-import fcntl
 import logging
 import mmap
 import os
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
+from penstock.transfer.shared_memory import SharedMemory
 from penstock.transfer.storage.block_store import BlockIo, BlockResult, StoredRecord
 from penstock.transfer.storage.io_threads import IoThreads, ThreadCall
 from penstock.transfer.storage.record_header import RecordHeader, check_record, misfit
@@ -41,29 +40,25 @@ class HostSlab:
     Args:
         block_bytes: of a payload; slots begin at pages.
         slots: how many.
-        path: of a file below /dev/shm, for others to map; None has no name, and others map `fd`.
 
     Raises:
-        ConfigError: there is not so much memory, or a process that lives has the file.
+        ConfigError: there is not so much memory.
     """
 
-    def __init__(self, block_bytes: int, slots: int, *, path: Path | None = None) -> None:
+    def __init__(self, block_bytes: int, slots: int) -> None:
         self.block_bytes = block_bytes
         self.slots = slots
         self.stride = whole_sectors(block_bytes)
         """Bytes from one slot to the next, from offset 0 of the file on."""
-        self.path = path
         size = slots * self.stride
         _check_memory(size)
-        self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC) if path is None else _create(path)
+        self.fd = os.memfd_create("penstock-host-slab", os.MFD_CLOEXEC)
         try:
             # All pages now: memory that is not there is an error here, and no SIGBUS during a copy later.
             os.posix_fallocate(self.fd, 0, size)
             self._map = mmap.mmap(self.fd, size)
         except OSError as error:
             os.close(self.fd)
-            if path is not None:
-                path.unlink()
             raise ConfigError(
                 f"host tier: there is no shared memory of {size:,} bytes: {error.strerror}",
                 hint="make the host tier smaller, or the container's /dev/shm larger",
@@ -78,6 +73,10 @@ class HostSlab:
         self._forgets = Counter[int]()
         """Per slot, how often it was forgotten."""
         self._threads = IoThreads("penstock-host", THREADS)
+
+    def shared(self) -> SharedMemory:
+        """Return the slab as memory that others map; it goes with this object."""
+        return SharedMemory(self.fd, f"/proc/{os.getpid()}/fd/{self.fd}", self._map)
 
     def view(self, slot: int) -> memoryview:
         """Return a slot's memory, shape (block_bytes,), page-aligned."""
@@ -96,7 +95,7 @@ class HostSlab:
         begin = block.slot * self.stride
         target, source = self._array[begin : begin + self.block_bytes], np.frombuffer(block.buffer, np.uint8)
         if block.checksum is None:
-            return self.adopt(block._replace(checksum=_copy(target, source)))
+            return self.adopt(block._replace(checksum=_copy_and_sum(target, source)))
         target[:] = source
         return self.adopt(block)
 
@@ -116,7 +115,7 @@ class HostSlab:
         if header is None:
             return BlockResult("absent")
         begin = block.slot * self.stride
-        checksum = _copy(np.frombuffer(block.buffer, np.uint8), self._array[begin : begin + self.block_bytes])
+        checksum = _copy_and_sum(np.frombuffer(block.buffer, np.uint8), self._array[begin : begin + self.block_bytes])
         return check_record(header, block, block.buffer, checksum=checksum)
 
     async def write(self, blocks: Sequence[BlockIo], deadline: float) -> list[BlockResult]:
@@ -153,8 +152,6 @@ class HostSlab:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
     def _put_unless_forgotten(self, block: BlockIo, forgets: int) -> BlockResult:
         result = self.put(block)
@@ -167,7 +164,7 @@ class HostSlab:
         self._headers[slot] = None
 
 
-def _copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
+def _copy_and_sum(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> int:
     """Copy bytes; returns the XXH3-64 of the copy, which is read while the processor's cache still has it."""
     if len(target) <= PIECE:
         target[:] = source
@@ -202,29 +199,3 @@ def _check_memory(size: int) -> None:
             f"host tier: {size:,} bytes are more than the {limit:,} bytes of memory that are available",
             hint="make the host tier smaller, or the container's memory limit larger",
         )
-
-
-def _create(path: Path) -> int:
-    """Make a file that nobody else uses; one that a killed process left is replaced.
-
-    Raises:
-        ConfigError: a process that lives has it, or it can't be made.
-    """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        if path.exists():
-            before = os.open(path, flags)
-            try:
-                fcntl.flock(before, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(before)
-        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(f"host tier: another process uses {path}", hint="name another file") from error
-    except OSError as error:
-        raise ConfigError(
-            f"host tier: {path} can't be made: {error.strerror}", hint="name a file below /dev/shm"
-        ) from error
-    return fd

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from penstock.blocks.block_key import BlockKey
-from penstock.blocks.tiers.block_tier import BlockTier
+from penstock.blocks.tiers.tier_moves import BlockTier
 from penstock.transfer.storage.block_store import StoredRecord
 from penstock.transfer.storage.object_store import ObjectStore
 

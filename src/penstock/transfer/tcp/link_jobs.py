@@ -7,21 +7,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.transfer.tcp.tcp_frames import (
     ITEMS_MAX,
-    AskKeys,
+    Answer,
     Checksums,
-    Frame,
-    Leading,
     MoveOutcome,
     Notice,
     Part,
-    ReadBlocks,
+    Question,
     ReadSpans,
     RegionSpan,
-    SlabBlock,
     WriteSpans,
     Wrote,
     span_groups,
@@ -157,35 +154,37 @@ async def wait_for_jobs(jobs: Sequence[LinkJob]) -> None:
         raise asyncio.CancelledError
 
 
-class ReadJob(LinkJob):
-    """Receive payloads into buffers of the same lengths; an item counts where its checksum is right."""
+class SpanReadJob(LinkJob):
+    """Receive spans of the peer's regions into buffers of the same lengths; an item counts where its checksum is right.
 
-    request: Callable[[int, float, list[Any]], Frame]
-    """Of a kind of item: the frame that asks for some."""
+    Args:
+        sums: XXH3-64 that each span must have; without it that of the bytes as the peer sends them.
+    """
 
     def __init__(
         self,
-        items: Sequence[Any],
+        spans: Sequence[RegionSpan],
         buffers: Sequence[memoryview],
         report: Report,
         seconds: float,
         epoch: int | None = None,
+        *,
+        sums: Sequence[int] | None = None,
     ) -> None:
         super().__init__(len(buffers), report, seconds, epoch)
-        self.sums: list[int] = []
-        """Checksums of what arrived, in order."""
-        self._wanted, self._buffers = items, buffers
+        self._spans, self._buffers, self._sums = spans, buffers, sums
 
     def let_go(self) -> None:
         self._buffers = ()
 
     def run(self, stream: TcpStream) -> None:
         for start in range(self._reported, len(self._buffers), ITEMS_MAX):
-            number, end = next(_requests), start + ITEMS_MAX
-            stream.send(self.request(number, self.seconds(), list(self._wanted[start:end])))
-            self._take_answer(stream, number, self._buffers[start:end])
+            request, end = next(_requests), start + ITEMS_MAX
+            known = self._sums is not None
+            stream.send(ReadSpans(request, self.seconds(), list(self._spans[start:end]), known))
+            self._take_answer(stream, request, start, self._buffers[start:end])
 
-    def _take_answer(self, stream: TcpStream, request: int, buffers: Sequence[memoryview]) -> None:
+    def _take_answer(self, stream: TcpStream, request: int, first: int, buffers: Sequence[memoryview]) -> None:
         position = 0
         sums: list[int] = []
         while True:
@@ -193,8 +192,8 @@ class ReadJob(LinkJob):
             if not isinstance(frame, Part) or frame.id != request or len(frame.ended) != len(sums):
                 raise StreamEnded("the peer answered something else")
             self.answered = True
-            for checksum, (outcome, right) in zip(sums, frame.ended):
-                if outcome == "ok" and checksum != right:
+            for number, (checksum, (outcome, sent)) in enumerate(zip(sums, frame.ended), first + position - len(sums)):
+                if outcome == "ok" and checksum != (sent if self._sums is None else self._sums[number]):
                     self.report("corrupt", "the bytes that arrived have another checksum")
                 else:
                     self.report(outcome, "" if outcome == "ok" else f"the peer says {outcome}")
@@ -207,20 +206,7 @@ class ReadJob(LinkJob):
                 if length not in (0, len(buffer)):
                     raise StreamEnded(f"the peer announced {length} bytes where {len(buffer)} were asked for")
                 sums.append(stream.take_payload(buffer) if length else 0)
-            self.sums += sums
             position += len(sums)
-
-
-class SpanReadJob(ReadJob):
-    """Read spans (`RegionSpan`) of the peer's regions."""
-
-    request = ReadSpans
-
-
-class BlockReadJob(ReadJob):
-    """Read blocks (`SlabBlock`) of the peer's host slab."""
-
-    request = ReadBlocks
 
 
 class WriteJob(LinkJob):
@@ -281,21 +267,20 @@ class NoticeJob(LinkJob):
         self.report(frame.outcomes[0])
 
 
-class AskJob(LinkJob):
-    """Ask which leading blocks of a chain the peer has; ``blocks`` is the answer."""
+class QuestionJob(LinkJob):
+    """Ask the peer's owner something; ``answer`` is what it says."""
 
-    def __init__(self, keys: Sequence[bytes], report: Report, seconds: float, epoch: int | None = None) -> None:
-        super().__init__(1, report, seconds, epoch)
-        self.blocks: list[SlabBlock] = []
-        self._keys = list(keys[:ITEMS_MAX])
+    def __init__(self, topic: str, body: bytes, report: Report, seconds: float) -> None:
+        super().__init__(1, report, seconds)
+        self.answer = b""
+        self._topic, self._body = topic, body
 
     def run(self, stream: TcpStream) -> None:
         request = next(_requests)
-        stream.send(AskKeys(request, self._keys))
+        stream.send(Question(request, self._topic, self._body))
         frame = stream.receive()
-        right = isinstance(frame, Leading) and [block.key for block in frame.blocks] == self._keys[: len(frame.blocks)]
-        if not isinstance(frame, Leading) or frame.id != request or not right:
+        if not isinstance(frame, Answer) or frame.id != request:
             raise StreamEnded("the peer answered something else")
         self.answered = True
-        self.blocks = frame.blocks
+        self.answer = frame.body
         self.report("ok")

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.transfer.storage.block_store import Outcome
 
-VERSION = 1
+VERSION = 2
 FRAME_MAX = 1 << 20
 """Bytes of the longest frame that is read; a longer one ends the connection."""
 GROUP_BYTES = 4 << 20
@@ -19,7 +19,7 @@ GROUP_BYTES = 4 << 20
 GROUP_ITEMS = 256
 """Payloads that one frame announces."""
 ITEMS_MAX = 8192
-"""Spans or blocks of one request; a caller splits longer ones."""
+"""Spans of one request; a caller splits longer ones."""
 
 MoveOutcome = Outcome | Literal["denied"]
 """``denied``: outside of a region, or of one that does not allow it."""
@@ -71,28 +71,17 @@ class RegionSpan(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-class SlabBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A block in the host slab of a peer: bytes of its key, its slot there, and the slot's generation."""
-
-    key: bytes
-    slot: int
-    generation: int
-
-
 class ReadSpans(Frame, frozen=True, tag="read"):
-    """Send these spans, in order, within ``seconds``. Answered by `Part` frames."""
+    """Send these spans, in order, within ``seconds``. Answered by `Part` frames.
+
+    Args:
+        sums_known: the caller knows the checksums, and needs none of the bytes that are sent now.
+    """
 
     id: int
     seconds: float
     spans: list[RegionSpan]
-
-
-class ReadBlocks(Frame, frozen=True, tag="blocks"):
-    """Send these blocks, in order, within ``seconds``. Answered by `Part` frames."""
-
-    id: int
-    seconds: float
-    blocks: list[SlabBlock]
+    sums_known: bool = False
 
 
 class Part(Frame, frozen=True, tag="part"):
@@ -136,22 +125,23 @@ class Notice(Frame, frozen=True, tag="notice"):
     body: bytes
 
 
-class AskKeys(Frame, frozen=True, tag="ask"):
-    """How many of these chained blocks, from the first on, has the host slab? Answered by `Leading`."""
+class Question(Frame, frozen=True, tag="question"):
+    """A question to the listener's owner about one of its topics. Answered by an `Answer`."""
 
     id: int
-    keys: list[bytes]
+    topic: str
+    body: bytes
 
 
-class Leading(Frame, frozen=True, tag="leading"):
-    """The leading blocks, with slots and generations."""
+class Answer(Frame, frozen=True, tag="answer"):
+    """What the owner says to a `Question`."""
 
     id: int
-    blocks: list[SlabBlock]
+    body: bytes
 
 
-ToListener = CallerHello | Proof | ReadSpans | ReadBlocks | WriteSpans | Checksums | Notice | AskKeys
-ToCaller = Challenge | Ready | CallRefusal | Part | Wrote | Leading
+ToListener = CallerHello | Proof | ReadSpans | WriteSpans | Checksums | Notice | Question
+ToCaller = Challenge | Ready | CallRefusal | Part | Wrote | Answer
 
 
 def span_groups(spans: Sequence[RegionSpan]) -> Iterator[list[RegionSpan]]:

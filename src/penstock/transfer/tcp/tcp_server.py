@@ -1,4 +1,4 @@
-"""`TcpServer`: lets peers of the same cluster read and write registered regions, and read blocks of a host slab.
+"""`TcpServer`: lets peers of the same cluster read and write registered regions, and ask questions.
 
 One thread per connection, because on Linux a blocking receive into place is more than twice as fast as an event loop
 (docs/bench/transfer.md). Payloads go from the region to the socket and from the socket to the region, without a copy.
@@ -8,27 +8,25 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from penstock.kernel.errors import TransferError
+import msgspec
+
+from penstock.kernel.errors import InvariantError, TransferError
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.region_table import RegionTable, RegionUse
 from penstock.transfer.tcp.tcp_frames import (
-    GROUP_BYTES,
     GROUP_ITEMS,
     ITEMS_MAX,
-    AskKeys,
+    Answer,
     Checksums,
     Frame,
-    Leading,
     MoveOutcome,
     Notice,
     Part,
-    ReadBlocks,
+    Question,
     ReadSpans,
     RegionSpan,
-    SlabBlock,
     WriteSpans,
     Wrote,
     span_groups,
@@ -40,31 +38,82 @@ CONNECTIONS_MAX = 256
 REQUEST_SECONDS_MAX = 60.0
 """A request that names a longer time gets this: a peer that stops in the middle may not keep memory for ever."""
 _DRAIN_BYTES = 64 << 10
+LEAVE_SECONDS = 5.0
+"""A closed connection lets go of a region within microseconds; longer is a bug."""
 
 
-class LentBlock(NamedTuple):
-    """A block that goes out. ``checksum``: XXH3-64 of the payload as it was when it was stored."""
+@dataclass(slots=True, eq=False)
+class ServedRegion:
+    """Memory that peers may read, and write where it is ``writable``. ``users``: streams with a call on it."""
 
-    payload: memoryview
-    checksum: int
+    memory: memoryview
+    writable: bool
+    users: list[TcpStream] = field(default_factory=list)
 
 
-class BlockOwner(Protocol):
-    """A host slab whose blocks peers may read. The calls come from the server's threads, several at a time."""
+@dataclass(slots=True, eq=False)
+class RegionUse:
+    """Part of a region, for one call of one stream."""
 
-    block_bytes: int
+    id: int
+    region: ServedRegion
+    view: memoryview
 
-    def leading(self, keys: Sequence[bytes]) -> list[SlabBlock]:
-        """Return the leading blocks of a chain that are here, with their slots and generations."""
-        ...
 
-    def lend(self, block: SlabBlock) -> LentBlock | MoveOutcome:
-        """Return the payload of a slot, if that slot has this key and generation now; else ``stale`` or ``absent``."""
-        ...
+class RegionTable:
+    """Regions by id. Calls come from the threads of the server's connections and from the owner's."""
 
-    def returned(self, block: SlabBlock) -> bool:
-        """Tell, after the payload was sent, whether the slot had that key and generation all the time."""
-        ...
+    def __init__(self) -> None:
+        self._regions: dict[int, ServedRegion] = {}
+        self._changed = threading.Condition()
+
+    def add(self, region: int, memory: memoryview, *, writable: bool) -> None:
+        """Serve a region: contiguous bytes."""
+        with self._changed:
+            self._regions[region] = ServedRegion(memory.cast("B"), writable)
+
+    def remove(self, region: int) -> None:
+        """Serve a region no more. Connections in a call on it are closed; afterwards nothing touches its memory.
+
+        Raises:
+            InvariantError: a thread does not let go of it.
+        """
+        with self._changed:
+            gone = self._regions.pop(region, None)
+            if gone is None:
+                return
+            for stream in gone.users:
+                stream.close()
+            end = time.monotonic() + LEAVE_SECONDS
+            while gone.users:
+                if not self._changed.wait(end - time.monotonic()):
+                    raise InvariantError(f"a connection still touches region {region} after it was closed")
+        gone.memory.release()
+
+    def use(self, spans: Sequence[RegionSpan], user: TcpStream, *, write: bool) -> list[RegionUse | MoveOutcome]:
+        """Lend the memory of spans for one call, or say why not; `leave` must follow with what is lent."""
+        with self._changed:
+            return [self._use(span, user, write) for span in spans]
+
+    def _use(self, span: RegionSpan, user: TcpStream, write: bool) -> RegionUse | MoveOutcome:
+        region = self._regions.get(span.region)
+        if region is None:
+            return "absent"
+        end = span.offset + span.length
+        if not 0 <= span.offset < end <= len(region.memory) or (write and not region.writable):
+            return "denied"
+        region.users.append(user)
+        return RegionUse(span.region, region, region.memory[span.offset : end])
+
+    def leave(self, uses: Sequence[RegionUse], user: TcpStream) -> list[bool]:
+        """End a call; return whether each region was served until now, and so whether what was moved counts."""
+        for use in uses:
+            use.view.release()
+        with self._changed:
+            for use in uses:
+                use.region.users.remove(user)
+            self._changed.notify_all()
+            return [self._regions.get(use.id) is use.region for use in uses]
 
 
 class TcpServer:
@@ -72,7 +121,7 @@ class TcpServer:
 
     Args:
         me: name and epoch of this process.
-        blocks: whose blocks `ReadBlocks` and `AskKeys` name; None refuses them.
+        answers: topic -> what answers a question about it, in the thread of its connection.
         notice: takes the messages of peers, in the thread of their connection.
         log: takes one line for each connection that ends by a fault.
     """
@@ -82,7 +131,7 @@ class TcpServer:
         me: PeerIdentity,
         secret: ClusterSecret,
         *,
-        blocks: BlockOwner | None = None,
+        answers: Mapping[str, Callable[[bytes], bytes]] | None = None,
         notice: Callable[[PeerIdentity, bytes], None] | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -90,7 +139,7 @@ class TcpServer:
         self.faults: Counter[str] = Counter()
         """Connections by why they ended: ``refused`` (another secret), ``broken``, ``full``."""
         self._me, self._secret = me, secret
-        self._blocks, self._notice, self._log = blocks, notice, log
+        self._answers, self._notice, self._log = dict(answers or {}), notice, log
         self._listener: socket.socket | None = None
         self._streams: dict[TcpStream, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -173,26 +222,29 @@ class TcpServer:
 
     def _answer(self, stream: TcpStream, peer: PeerIdentity, frame: Frame) -> None:
         match frame:
-            case ReadSpans(id, seconds, spans) if len(spans) <= ITEMS_MAX:
-                stream.expire_at(_end(seconds))
-                self._send_spans(stream, id, spans)
-            case ReadBlocks(id, seconds, blocks) if len(blocks) <= ITEMS_MAX and self._blocks is not None:
-                stream.expire_at(_end(seconds))
-                self._send_blocks(stream, id, blocks, self._blocks)
+            case ReadSpans(id, seconds, spans, sums_known) if len(spans) <= ITEMS_MAX:
+                stream.expire_at(_end_of_request(seconds))
+                self._send_spans(stream, id, spans, check=not sums_known)
             case WriteSpans(id, seconds, spans) if len(spans) <= GROUP_ITEMS:
-                stream.expire_at(_end(seconds))
+                stream.expire_at(_end_of_request(seconds))
                 self._take_spans(stream, id, spans)
-            case AskKeys(id, keys) if len(keys) <= ITEMS_MAX and self._blocks is not None:
-                stream.expire_at(_end(REQUEST_SECONDS_MAX))
-                stream.send(Leading(id, self._blocks.leading(keys)))
+            case Question(id, topic, body) if topic in self._answers:
+                stream.expire_at(_end_of_request(REQUEST_SECONDS_MAX))
+                stream.send(Answer(id, self._answer_to(topic, body, peer)))
             case Notice(id, body) if self._notice is not None:
-                stream.expire_at(_end(REQUEST_SECONDS_MAX))
+                stream.expire_at(_end_of_request(REQUEST_SECONDS_MAX))
                 self._notice(peer, body)
                 stream.send(Wrote(id, ["ok"]))
             case _:
                 raise StreamEnded(f"{peer.name!r} sent a {type(frame).__name__}, which is not served here, or too long")
 
-    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan]) -> None:
+    def _answer_to(self, topic: str, body: bytes, peer: PeerIdentity) -> bytes:
+        try:
+            return self._answers[topic](body)
+        except (msgspec.MsgspecError, TimeoutError) as error:
+            raise StreamEnded(f"the question of {peer.name!r} about {topic} has no answer: {error}") from error
+
+    def _send_spans(self, stream: TcpStream, request: int, spans: Sequence[RegionSpan], *, check: bool) -> None:
         ended: list[tuple[MoveOutcome, int]] = []
         for group in span_groups(spans):
             uses = self.regions.use(group, stream, write=False)
@@ -200,31 +252,12 @@ class TcpServer:
             try:
                 lengths = [len(use.view) if isinstance(use, RegionUse) else 0 for use in uses]
                 stream.send(Part(request, ended, lengths))
-                sums = iter([stream.send_payload(use.view) for use in lent])
+                sums = iter([stream.send_payload(use.view, check=check) for use in lent])
             finally:
                 served = iter(self.regions.leave(lent, stream))
             ended = [
                 ("ok" if next(served) else "stale", next(sums)) if isinstance(use, RegionUse) else (use, 0)
                 for use in uses
-            ]
-        stream.send(Part(request, ended, []))
-
-    def _send_blocks(self, stream: TcpStream, request: int, blocks: Sequence[SlabBlock], owner: BlockOwner) -> None:
-        ended: list[tuple[MoveOutcome, int]] = []
-        step = max(1, min(GROUP_ITEMS, GROUP_BYTES // owner.block_bytes))
-        for start in range(0, len(blocks), step):
-            group = blocks[start : start + step]
-            lent = [owner.lend(block) for block in group]
-            lengths = [len(block.payload) if isinstance(block, LentBlock) else 0 for block in lent]
-            stream.send(Part(request, ended, lengths))
-            for block in lent:
-                if isinstance(block, LentBlock):
-                    stream.send_payload(block.payload, check=False)
-            ended = [
-                ("ok" if owner.returned(wanted) else "stale", block.checksum)
-                if isinstance(block, LentBlock)
-                else (block, 0)
-                for wanted, block in zip(group, lent)
             ]
         stream.send(Part(request, ended, []))
 
@@ -237,7 +270,7 @@ class TcpServer:
                 if isinstance(use, RegionUse):
                     sums.append(stream.take_payload(use.view))
                 else:
-                    _drain(stream, span.length)
+                    _drain_payload(stream, span.length)
         finally:
             served = iter(self.regions.leave(lent, stream))
         checksums = stream.receive()
@@ -254,11 +287,11 @@ class TcpServer:
         stream.send(Wrote(request, outcomes))
 
 
-def _end(seconds: float) -> float:
+def _end_of_request(seconds: float) -> float:
     return time.monotonic() + max(0.0, min(seconds, REQUEST_SECONDS_MAX))
 
 
-def _drain(stream: TcpStream, length: int) -> None:
+def _drain_payload(stream: TcpStream, length: int) -> None:
     scratch = memoryview(bytearray(min(max(length, 0), _DRAIN_BYTES)))
     while length > 0:
         stream.take_payload(scratch[: min(length, len(scratch))])

@@ -3,7 +3,7 @@
 import asyncio
 import mmap
 import os
-import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -11,12 +11,13 @@ from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.errors import TransferError
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.link_jobs import SpanReadJob, wait_for_jobs
-from penstock.transfer.tcp.tcp_frames import MoveOutcome, RegionSpan
-from penstock.transfer.tcp.tcp_link import TcpLink
-from penstock.transfer.tcp.tcp_stream import PeerIdentity
+from penstock.transfer.backends.tcp_backend import TcpBackend
+from penstock.transfer.descriptors import Descriptor, MemoryRegion
+from penstock.transfer.tcp.tcp_frames import ITEMS_MAX
+from penstock.transfer.transfer_agent import TransferAgent
+from penstock.transfer.transfer_backend import RemoteAgent
 from penstock.transfer.weights.weight_files import StoredTensor, WeightManifest
-from penstock.transfer.weights.weight_server import HEAD, HEAD_REGION, MANIFEST_REGION
+from penstock.transfer.weights.weight_server import MANIFEST
 
 ASK_SECONDS = 10.0
 """For the manifest."""
@@ -26,7 +27,9 @@ MANIFEST_MAX = 256 << 20
 ALIGNMENT = 64
 """Of tensors in the memory: a cache line, as torch has it."""
 CHUNK = 64 << 20
-"""Bytes of one job: what a broken connection costs, and what two connections divide among them."""
+"""Bytes of one descriptor: what two connections divide among them."""
+ROUND = 2 << 30
+"""Bytes of one transfer: a server answers a request for 60 s at most, in which the slowest sibling sends 3 GB."""
 
 
 class FetchFailed(TransferError):
@@ -57,37 +60,36 @@ async def fetch(address: tuple[str, int], secret: ClusterSecret, *, name: str, f
     Raises:
         FetchFailed: see there; nothing is left of what came.
     """
-    link = TcpLink(address, secret, PeerIdentity(name, time.time_ns()))
+    where = f"{address[0]}:{address[1]}"
+    tcp = TcpBackend(secret)
+    agent = TransferAgent(f"{name} fetches", [tcp])  # it is not started: nobody reads anything of it
     try:
-        manifest = await _manifest(link)
+        sibling = agent.add_remote(await tcp.meet("", address, ASK_SECONDS))
+        manifest = await _read_manifest(agent, sibling)
         if manifest.fingerprint != fingerprint:
-            raise FetchFailed(f"{address[0]}:{address[1]} has another checkpoint, with other files or weights")
-        return await _tensors(link, manifest)
+            raise FetchFailed(f"{where} has another checkpoint, with other files or weights")
+        return await _read_tensors(agent, sibling, manifest)
+    except FetchFailed:
+        raise
+    except TransferError as error:
+        raise FetchFailed(f"{where}: {error}") from error
     finally:
-        await asyncio.to_thread(link.close)
+        await agent.close()
 
 
-async def _manifest(link: TcpLink) -> WeightManifest:
-    head = await _read(link, HEAD_REGION, HEAD.size)
-    length, checksum = HEAD.unpack(head)
-    if not 0 < length <= MANIFEST_MAX:
-        raise FetchFailed(f"the sibling's manifest would have {length} bytes")
-    raw = await _read(link, MANIFEST_REGION, length)
-    if xxh3_64_intdigest(raw) != checksum:
-        raise FetchFailed("the sibling's manifest has another checksum than it says")
+async def _read_manifest(agent: TransferAgent, sibling: RemoteAgent) -> WeightManifest:
+    info = next((each for each in sibling.regions.values() if each.label == MANIFEST), None)
+    if info is None or info.size > MANIFEST_MAX:
+        raise FetchFailed(f"{sibling.name!r} serves no manifest of at most {MANIFEST_MAX} bytes")
+    region = agent.register_memory(bytearray(info.size))
+    await _read_parts(agent, sibling, [region.descriptor()], [Descriptor(info.id, 0, info.size)], ASK_SECONDS)
     try:
-        return msgspec.json.decode(raw, type=WeightManifest)
+        return msgspec.json.decode(region.bytes_of().data, type=WeightManifest)
     except msgspec.DecodeError as error:
         raise FetchFailed(f"the sibling's manifest can't be read: {error}") from error
 
 
-async def _read(link: TcpLink, region: int, length: int) -> bytes:
-    buffer = bytearray(length)
-    await _run(link, [RegionSpan(region, 0, length)], [memoryview(buffer)], ASK_SECONDS)
-    return bytes(buffer)
-
-
-async def _tensors(link: TcpLink, manifest: WeightManifest) -> FetchedWeights:
+async def _read_tensors(agent: TransferAgent, sibling: RemoteAgent, manifest: WeightManifest) -> FetchedWeights:
     placed, size = [], 0
     for tensor in manifest.tensors:
         placed.append(FetchedTensor(tensor, size))
@@ -96,58 +98,49 @@ async def _tensors(link: TcpLink, manifest: WeightManifest) -> FetchedWeights:
     fd = os.memfd_create("penstock-weights", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, size)
-        with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
-            await _fill(link, manifest, placed, view, ASK_SECONDS + size / BYTES_PER_SECOND_LEAST)
-            await asyncio.to_thread(_check, placed, view)
+        memory = mmap.mmap(fd, size)  # unmapped with the last region, handle or error that shows it
+        region = agent.register_memory(memory)
+        for here, there in _transfer_rounds(region, manifest, placed):
+            seconds = ASK_SECONDS + sum(part.length for part in here) / BYTES_PER_SECOND_LEAST
+            await _read_parts(agent, sibling, here, there, seconds)
+        with memoryview(memory) as view:
+            await asyncio.to_thread(_check_tensors, placed, view)
     except BaseException:
         os.close(fd)
         raise
     return FetchedWeights(fd, size, placed)
 
 
-async def _fill(
-    link: TcpLink, manifest: WeightManifest, placed: list[FetchedTensor], view: memoryview, seconds: float
-) -> None:
-    spans: list[RegionSpan] = []
-    buffers: list[memoryview] = []
+def _transfer_rounds(
+    region: MemoryRegion, manifest: WeightManifest, placed: list[FetchedTensor]
+) -> Iterator[tuple[list[Descriptor], list[Descriptor]]]:
+    """Yield the chunks of all tensors, here and there, in rounds of `ROUND` bytes or one chunk."""
+    here: list[Descriptor] = []
+    there: list[Descriptor] = []
+    size = 0
     for tensor, offset in placed:
         for start in range(0, tensor.length, CHUNK):
             length = min(CHUNK, tensor.length - start)
-            spans.append(RegionSpan(manifest.regions[tensor.file], tensor.offset + start, length))
-            buffers.append(view[offset + start : offset + start + length])
-    try:
-        await _run(link, spans, buffers, seconds)
-    finally:
-        for buffer in buffers:
-            buffer.release()
+            if here and (size + length > ROUND or len(here) == ITEMS_MAX):
+                yield here, there
+                here, there, size = [], [], 0
+            here.append(region.descriptor(offset + start, length))
+            there.append(Descriptor(manifest.regions[tensor.file], tensor.offset + start, length))
+            size += length
+    if here:
+        yield here, there
 
 
-async def _run(link: TcpLink, spans: list[RegionSpan], buffers: list[memoryview], seconds: float) -> None:
-    """Read spans, divided among the link's connections by bytes."""
-    faults: list[str] = []
-
-    def report(item: int, outcome: MoveOutcome, cause: str) -> None:
-        if outcome != "ok":
-            faults.append(cause or outcome)
-
-    total, share = sum(len(buffer) for buffer in buffers), 0
-    parts: list[list[int]] = [[] for _ in range(link.streams)]
-    for place, buffer in enumerate(buffers):
-        parts[min(len(parts) - 1, share * len(parts) // max(1, total))].append(place)
-        share += len(buffer)
-    jobs = [
-        SpanReadJob([spans[place] for place in part], [buffers[place] for place in part], report, seconds)
-        for part in parts
-        if part
-    ]
-    for job in jobs:
-        link.submit(job)
-    await wait_for_jobs(jobs)
-    if faults:
-        raise FetchFailed(f"{len(faults)} of {len(spans)} parts did not come: {faults[0]}")
+async def _read_parts(
+    agent: TransferAgent, sibling: RemoteAgent, here: list[Descriptor], there: list[Descriptor], seconds: float
+) -> None:
+    handle = agent.prepare("read", here, there, sibling.name, deadline=seconds)
+    handle.post()
+    await handle.wait_settled()
+    handle.raise_for_failure()
 
 
-def _check(placed: list[FetchedTensor], view: memoryview) -> None:
+def _check_tensors(placed: list[FetchedTensor], view: memoryview) -> None:
     for tensor, offset in placed:
         with view[offset : offset + tensor.length] as part:
             if xxh3_64_intdigest(part) != tensor.checksum:

@@ -63,11 +63,11 @@ class CheckpointFiles:
             try:
                 with path.open("rb") as file:
                     self.maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-                tensors += _tensors(self.maps[-1], number)
+                tensors += _tensors_of_header(self.maps[-1], number)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self.close()
                 raise UnfitCheckpoint(f"{path} is not a safetensors file: {error}") from error
-            _sample(digest, path.name, self.maps[-1])
+            _digest_samples(digest, path.name, self.maps[-1])
         self.tensors = tensors
         self.fingerprint: int = digest.intdigest()
 
@@ -86,7 +86,8 @@ class CheckpointFiles:
         views = [memoryview(each) for each in self.maps]
         try:
             tensors = [
-                msgspec.structs.replace(tensor, checksum=_sum(views[tensor.file], tensor)) for tensor in self.tensors
+                msgspec.structs.replace(tensor, checksum=_tensor_checksum(views[tensor.file], tensor))
+                for tensor in self.tensors
             ]
         finally:
             for view in views:
@@ -122,7 +123,7 @@ def weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _tensors(memory: mmap.mmap, file: int) -> list[StoredTensor]:
+def _tensors_of_header(memory: mmap.mmap, file: int) -> list[StoredTensor]:
     length = int.from_bytes(memory[:8], "little")
     if not 2 <= length <= min(HEADER_MAX, len(memory) - 8):
         raise ValueError(f"its header would have {length} bytes")
@@ -139,7 +140,7 @@ def _tensors(memory: mmap.mmap, file: int) -> list[StoredTensor]:
     return tensors
 
 
-def _sum(view: memoryview, tensor: StoredTensor) -> int:
+def _tensor_checksum(view: memoryview, tensor: StoredTensor) -> int:
     part = view[tensor.offset : tensor.offset + tensor.length]
     try:
         return xxh3_64_intdigest(part)
@@ -147,7 +148,7 @@ def _sum(view: memoryview, tensor: StoredTensor) -> int:
         part.release()
 
 
-def _sample(digest: xxh3_64, name: str, memory: mmap.mmap) -> None:
+def _digest_samples(digest: xxh3_64, name: str, memory: mmap.mmap) -> None:
     header = 8 + int.from_bytes(memory[:8], "little")
     digest.update(f"{name} {len(memory)}\n".encode())
     digest.update(memory[:header])

@@ -1,51 +1,49 @@
-"""`WeightServer`: lets siblings read the tensors of a checkpoint over the TCP mover, out of the page cache."""
+"""`WeightServer`: lets siblings read the tensors of a checkpoint by a `TransferAgent`, out of the page cache."""
 
-import struct
-import time
+import asyncio
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.tcp_server import TcpServer
-from penstock.transfer.tcp.tcp_stream import PeerIdentity
+from penstock.transfer.backends.tcp_backend import TcpBackend
+from penstock.transfer.transfer_agent import TransferAgent
 from penstock.transfer.weights.weight_files import CheckpointFiles
 
-HEAD_REGION, MANIFEST_REGION, FILES_REGION = 1, 2, 3
-"""Regions: `HEAD`, the manifest as JSON, and from the third on the files."""
-HEAD = struct.Struct("<QQ")
-"""Bytes of the manifest, and their XXH3-64."""
+MANIFEST = "manifest"
+"""Label of the region that has the `WeightManifest` as JSON."""
 
 
 class WeightServer:
     """Serves one checkpoint to holders of the cluster's secret.
 
     Args:
-        name: of this process, for its log.
+        name: of this process, which siblings read in their logs.
+        host, port: to listen on; port 0 is any free one.
     """
 
-    def __init__(self, files: CheckpointFiles, secret: ClusterSecret, *, name: str) -> None:
+    def __init__(
+        self, files: CheckpointFiles, secret: ClusterSecret, *, name: str, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self._files = files
-        self._server = TcpServer(PeerIdentity(name, time.time_ns()), secret)
+        self._tcp = TcpBackend(secret, host, port, advertise=host)
+        self._agent = TransferAgent(name, [self._tcp])
 
-    def start(self, host: str, port: int = 0) -> tuple[str, int]:
+    async def start(self) -> tuple[str, int]:
         """Read every tensor once, then listen; return the address.
 
         Raises:
             OSError: the address is not ours, or taken.
         """
-        manifest = self._files.manifest()
-        regions = [FILES_REGION + number for number in range(len(manifest.files))]
+        manifest = await asyncio.to_thread(self._files.manifest)
+        register = self._agent.register_memory
+        files = zip(self._files.maps, self._files.paths, strict=True)
+        regions = [register(each, label=path.name, writable=False).id for each, path in files]
         raw = msgspec.json.encode(msgspec.structs.replace(manifest, regions=regions))
-        table = self._server.regions
-        table.add(HEAD_REGION, memoryview(HEAD.pack(len(raw), xxh3_64_intdigest(raw))), writable=False)
-        table.add(MANIFEST_REGION, memoryview(raw), writable=False)
-        for region, memory in zip(regions, self._files.maps, strict=True):
-            table.add(region, memoryview(memory), writable=False)
-        return self._server.start(host, port)
+        register(raw, label=MANIFEST, writable=False)
+        await self._agent.start()
+        assert self._tcp.address is not None
+        return self._tcp.address.host, self._tcp.address.port
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Serve nobody any more; afterwards the files may be unmapped."""
-        self._server.close()
-        for region in range(HEAD_REGION, FILES_REGION + len(self._files.maps)):
-            self._server.regions.remove(region)
+        await self._agent.close()
