@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": ("penstock.cli.bench", "Load a server and measure it."),
     "profile": ("penstock.cli.profile", "Measure an engine: TTFT, ITL, start, and which size to take."),
-    "study": ("penstock.cli.study", "Hold policies, or split and co-located engines, against each other."),
+    "study": ("penstock.cli.study", "Hold split and co-located engines against each other."),
     "simulate": ("penstock.cli.simulate", "Run a cluster on virtual time and compare settings."),
     "plan": ("penstock.cli.plan", "Find the cheapest deployments that meet an SLO."),
     "render": ("penstock.cli.render", "Print a config as files of other tools."),

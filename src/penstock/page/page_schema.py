@@ -201,3 +201,8 @@ def text_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]],
         for name, column in zip(head, zip(*(row.cells for row in cells)) if cells else [()] * len(head))
     ]
     return Table(caption, columns, cells, folded=folded)
+
+
+def table_section(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
+    """Return a section of one table, below a text where there is one."""
+    return Section(heading, [text] if text else [], tables=[text_table(heading, head, rows)])

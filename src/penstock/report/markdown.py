@@ -6,14 +6,32 @@ A part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. What st
 import csv
 import io
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
+from penstock.page.page_schema import Section
 
 ROWS_MAX = 8
 """Rows of the longest table that a page shows."""
 _TITLE = re.compile(r"^(?:#+ (.+)|\*\*(.+?)\*\*.*)$")
 _SLUG_MAX = 70
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def as_markdown(parts: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return sections as Markdown below what stands before them."""
+    parts = list(parts)
+    for section in sections:
+        tables = [
+            markdown_table([one.name for one in each.head], [row.cells for row in each.rows]) for each in section.tables
+        ]
+        parts.append("\n\n".join([f"## {section.heading}", *section.text, *tables]))
+    return "\n\n".join(parts) + "\n"
 
 
 def write_part(page: Path, text: str, name: str = "measured", *, title: str | None = None) -> None:

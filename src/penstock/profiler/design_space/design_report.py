@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from penstock.page.page_file import write_page
-from penstock.page.page_schema import Axis, Chart, Colour, KeyFigure, Page, Section, Series
+from penstock.page.page_schema import Axis, Chart, Colour, KeyFigure, Page, Section, Series, table_section
 from penstock.profiler.design_space.design_findings import StudyFinding, findings
 from penstock.profiler.design_space.design_study import DOMAINS, FIXED_RATIOS, PREFILL_HEAVY, DesignSpace
 from penstock.profiler.design_space.rate_matching import Deployments
 from penstock.report.csv_file import write_csv
-from penstock.report.study.study_tables import as_markdown, section_of
+from penstock.report.markdown import as_markdown
 
 SPEEDS = (20.0, 50.0, 100.0, 150.0)
 """Tokens per second of one user that tables have a row for."""
@@ -74,7 +74,7 @@ def write_study(folder: Path, spaces: Sequence[DesignSpace], sections: Sequence[
 def _orders(orders: Sequence[StudyFinding]) -> Section:
     text = "What the captions of the published study's figures 6 to 11 say, and whether this search says it, too."
     rows = [[each.name, "yes" if each.holds else "NO", each.numbers] for each in orders]
-    return section_of("Orders of the published study", text, ["figure and order", "here", "numbers"], rows)
+    return table_section("Orders of the published study", text, ["figure and order", "here", "numbers"], rows)
 
 
 def _gains(spaces: Sequence[DesignSpace]) -> Section:
@@ -92,7 +92,7 @@ def _gains(spaces: Sequence[DesignSpace]) -> Section:
         figures = [f"{space.gain:.2f}", f"{gains[most]:.2f}", f"{at[most]:.0f}", f"{gains.min():.2f}"]
         rows.append([space.case.model, space.case.traffic, *figures, f"{ends[0]:.0f} / {ends[1]:.0f}"])
     head = ["model", "traffic", "mean gain", "most", "at tokens/s/user", "least", "fastest of both"]
-    return section_of("What a split gains", text, head, rows)
+    return table_section("What a split gains", text, head, rows)
 
 
 def _ratios(spaces: Sequence[DesignSpace]) -> Section:
@@ -110,7 +110,7 @@ def _ratios(spaces: Sequence[DesignSpace]) -> Section:
             shares = [f"{float(each.density_at(np.array(speed))) / best:.0%}" for each in fixed.values()]
             rows.append([space.case.model, f"{speed:g}", f"{space.ratio_at(speed):.2f}", f"{best:.0f}", *shares])
     head = ["model", "tokens/s/user", "best ratio", "tokens/s/GPU", *(f"at {ratio:g}" for ratio in FIXED_RATIOS)]
-    return section_of("The ratio of context to generation", text, head, rows)
+    return table_section("The ratio of context to generation", text, head, rows)
 
 
 def _domains(spaces: Sequence[DesignSpace]) -> Section:
@@ -124,7 +124,7 @@ def _domains(spaces: Sequence[DesignSpace]) -> Section:
             rows.append([space.case.model, f"{speed:g}", *cells, *[""] * (len(DOMAINS) - len(cells))])
         fastest = [float(each.disaggregated.speed.max(initial=0.0)) for each in wider]
         rows.append([space.case.model, "fastest", *(f"{each:.0f} tokens/s/user" for each in fastest)])
-    return section_of("Link domains", text, ["model", "tokens/s/user", *(f"{size} GPUs" for size in DOMAINS)], rows)
+    return table_section("Link domains", text, ["model", "tokens/s/user", *(f"{size} GPUs" for size in DOMAINS)], rows)
 
 
 def _transfer(spaces: Sequence[DesignSpace]) -> Section:
@@ -137,7 +137,7 @@ def _transfer(spaces: Sequence[DesignSpace]) -> Section:
         moved = space.transfer_at(50.0)
         cells = ["", ""] if moved is None else [f"{each / 1e9:.2f}" for each in moved]
         rows.append([space.case.model, space.case.traffic, *cells, f"{space.case.gpu.network_gb_per_s:g}"])
-    return section_of("KV transfer", text, ["model", "traffic", "out", "in", "network"], rows)
+    return table_section("KV transfer", text, ["model", "traffic", "out", "in", "network"], rows)
 
 
 def _deployments(spaces: Sequence[DesignSpace]) -> Section:
@@ -156,7 +156,7 @@ def _deployments(spaces: Sequence[DesignSpace]) -> Section:
                 )
             rows.append([space.case.model, space.case.traffic, f"{speed:g}", *cells])
     head = ["model", "traffic", "tokens/s/user", "split", "its tokens/s/GPU", "co-located", "their tokens/s/GPU"]
-    return section_of("Deployments", text, head, rows)
+    return table_section("Deployments", text, head, rows)
 
 
 def _kinds(space: DesignSpace) -> Sequence[Deployments]:

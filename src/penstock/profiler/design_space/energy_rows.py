@@ -13,9 +13,8 @@ import numpy as np
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.roofline import work_of
 from penstock.kernel.errors import ConfigError
-from penstock.page.page_schema import Section
+from penstock.page.page_schema import Section, table_section
 from penstock.profiler.design_space.design_study import TRAFFIC, DesignCase, DesignSpace
-from penstock.report.study.study_tables import section_of
 
 FILE = Path("measured", "splitwise_perf_model.csv")
 """Where a folder of traces has it."""
@@ -74,7 +73,7 @@ def energy_section(path: Path) -> Section:
         "of answers, of GPUs alone; a split spends as much per GPU-second of each phase, so it saves by needing fewer."
     )
     head = ["traffic", "split J/token", "GPUs on prompts", "co-located J/token", "time on prompts"]
-    return section_of("Energy per token", text, head, rows)
+    return table_section("Energy per token", text, head, rows)
 
 
 def _share(ratio: float) -> float:

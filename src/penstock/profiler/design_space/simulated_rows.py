@@ -18,8 +18,7 @@ from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import Role, Slo, WorkerId
-from penstock.page.page_schema import Section
-from penstock.report.study.study_tables import section_of
+from penstock.page.page_schema import Section, table_section
 from penstock.router.settings import HandoffSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
@@ -92,7 +91,7 @@ def simulated_section(traces: Path | None) -> Section:
     if not any(name.startswith("a real trace") for name, *_ in rows):
         text += f" The rows of a real trace are left out: no {TRACE} in --traces."
     head = ["scenario", "layout", "in SLO", "TTFT s", "P99", "ITL P99 ms", "hit rate", "cost", "failed"]
-    return section_of("What the study leaves out, simulated", text, head, rows)
+    return table_section("What the study leaves out, simulated", text, head, rows)
 
 
 def _measured(scenario: SimulatedScenario, layout: str, requests: Sequence[TrafficRequest]) -> list[str]:
