@@ -76,6 +76,7 @@ def command(
     from penstock.profiler.deployment_plan.intent_file import read_intent
     from penstock.profiler.deployment_plan.plan_request import PlanRequest, numbers_by_key, profiles_by_key
     from penstock.profiler.deployment_plan.plan_run import SPARE, headings, outcome_json, plan, rows, sentences
+    from penstock.report.outcome import json_text
 
     asked = None if intent is None else read_intent(intent)
     given = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -94,7 +95,7 @@ def command(
         output = Path("plan")
     outcome = plan(request, output=output, jobs=jobs)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))).decode())
+        click.echo(json_text(outcome_json(outcome)), nl=False)
     else:
         _print(
             request.name,

@@ -161,6 +161,15 @@ def over_time(title: str, series: list[Series], about: str = "", unit: Unit = "c
     return Chart(title, series, about, Axis(unit="time"), Axis(unit=unit), **more)
 
 
+def bars(
+    title: str, name: str, names: Sequence[str], values: Sequence[float | None], about: str = "", **more: Any
+) -> Chart:
+    """Return a chart with a bar of each value; ``name`` says what they are, ``names`` whose."""
+    places = [float(place) for place in range(len(names))]
+    series = [Series(name, places, [*values])] if names else []
+    return Chart(title, series, about, kind="bars", names=[*names], **more)
+
+
 def series_of(
     name: str, points: Iterable[tuple[float, float | None]], drawn: Drawn = "line", colour: Colour = ""
 ) -> Series:

@@ -19,6 +19,7 @@ from penstock.profiler.deployment_plan.plan_verification import VerifiedDeployme
 from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
 from penstock.profiler.deployment_plan.slo_floors import SloFloor, context_floor, floor_of, largest_factor
 from penstock.profiler.measurement.measured_engines import FoundGpus, machine_gpus
+from penstock.report.outcome import json_text
 from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_page import write_report
 
@@ -157,7 +158,7 @@ def _written(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> Pla
         (output / name).write_text(config_yaml(outcome.request, each.deployment, lines, planner=True))
     page = write_report(Path(outcome.best[0].folder))
     outcome = msgspec.structs.replace(outcome, config=str(output / CONFIG), page=str(page))
-    (output / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))) + b"\n")
+    (output / "plan.json").write_text(json_text(outcome_json(outcome)))
     return outcome
 
 
@@ -177,36 +178,33 @@ def outcome_json(outcome: PlanOutcome) -> Mapping[str, Any]:
             "pools": deployment.pools,
         }
 
-    plain: Mapping[str, Any] = msgspec.to_builtins(
-        {
-            "schema": 1,
-            "model": request.name,
-            "engine": request.engine,
-            "slo": slo_json(request.slo),
-            "attainment": request.attainment,
-            "traffic": {"rate_per_s": outcome.rate, "prompt_tokens": outcome.prompt, "answer_tokens": outcome.answer},
-            "feasible": outcome.feasible,
-            "deployments": [
-                {
-                    **row(each.deployment),
-                    "simulated_attainment": each.attainment,
-                    "meets": each.meets,
-                    "ttft_s": each.ttft,
-                    "itl_mean_s": each.itl,
-                    "hit_rate": each.hit_rate,
-                    "simulations": each.simulations,
-                    "binds": each.binds,
-                    "timing": each.sources,
-                }
-                for each in outcome.best
-            ],
-            "others": [row(each) for each in outcome.others],
-            "floor": outcome.floor,
-            "notes": outcome.notes,
-            "config": outcome.config,
-        }
-    )
-    return plain
+    return {
+        "schema": 1,
+        "model": request.name,
+        "engine": request.engine,
+        "slo": slo_json(request.slo),
+        "attainment": request.attainment,
+        "traffic": {"rate_per_s": outcome.rate, "prompt_tokens": outcome.prompt, "answer_tokens": outcome.answer},
+        "feasible": outcome.feasible,
+        "deployments": [
+            {
+                **row(each.deployment),
+                "simulated_attainment": each.attainment,
+                "meets": each.meets,
+                "ttft_s": each.ttft,
+                "itl_mean_s": each.itl,
+                "hit_rate": each.hit_rate,
+                "simulations": each.simulations,
+                "binds": each.binds,
+                "timing": each.sources,
+            }
+            for each in outcome.best
+        ],
+        "others": [row(each) for each in outcome.others],
+        "floor": outcome.floor,
+        "notes": outcome.notes,
+        "config": outcome.config,
+    }
 
 
 PER_PROMPTS = "$/M IN"

@@ -1,26 +1,19 @@
 """Report of a search for settings: tables on the screen, JSON, and a page with the front."""
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
-from rich.console import Console
-from rich.table import Table as ScreenTable
 
 from penstock.config.live_knobs import SettingChange
 from penstock.kernel.plurals import counted
 from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, percent, text_table
 from penstock.profiler.tuning.tuning_space import Candidate
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial
+from penstock.report.outcome import print_outcome
 
 WORTH = 0.01
 """Share of GPU-hours below which nothing is saved."""
-WIDE = 200
-"""Columns of text where the output is no terminal."""
 HEAD = ["", "in SLO, searched", "GPU-hours", "in SLO, held out", "GPU-hours", "gain held out (95 %)", "changes"]
 
 
@@ -118,13 +111,8 @@ def points(gain: Gain) -> str:
     return f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
-def as_json(outcome: TuningOutcome) -> str:
-    """Return indented JSON with stable keys."""
-    return json.dumps(as_dict(outcome), indent=2) + "\n"
-
-
 def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
-    """Return the outcome as plain data; shares 0..1."""
+    """Return the outcome as plain data, but for `Gain` structs; shares 0..1."""
     return {
         "schema": 1,
         "requests": dict(zip(("searched", "holdout"), outcome.requests)),
@@ -138,14 +126,14 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
                 "changes": {change.key: change.new for change in row.changes},
                 "searched": _figures(row.searched),
                 "holdout": _figures(row.holdout),
-                "gain": msgspec.to_builtins(row.gain),
+                "gain": row.gain,
             }
             for row in outcome.rows
         ],
         "effects": [
             {
                 "settings": list(effect.names),
-                "gain": msgspec.to_builtins(effect.gain),
+                "gain": effect.gain,
                 "gpu_hours": effect.gpu_hours,
                 "text": effect.text,
             }
@@ -165,27 +153,23 @@ def _figures(trial: TuningTrial) -> dict[str, float]:
 
 def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     searched, holdout = outcome.requests
     title = f"{_tried(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
-    table = ScreenTable(title=title, title_justify="left")
-    for place, name in enumerate(HEAD):
-        table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
-    for cells in _cells(outcome):
-        table.add_row(*cells)
-    console.print(table, markup=False)
-    for note in outcome.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    console.print(outcome.verdict, soft_wrap=True, markup=False)
+    print_outcome(title, HEAD, _cells(outcome), _sentences(outcome, out), words=(0, len(HEAD) - 1))
+
+
+def _sentences(outcome: TuningOutcome, out: Path) -> Iterator[str]:
+    yield from (f"note: {note}" for note in outcome.notes)
+    yield outcome.verdict
     if outcome.chosen.changes:
-        console.print("Proposed:")
+        yield "Proposed:"
         for change in outcome.chosen.changes:
-            console.print(f"  {change.key}: {_text(change.old)} -> {_text(change.new)}", markup=False, soft_wrap=True)
+            yield f"  {change.key}: {_value_text(change.old)} -> {_value_text(change.new)}"
     if outcome.effects:
-        console.print("Each of them beside the others, on the held-out traffic:")
-    for effect in outcome.effects:
-        console.print(f"  {', '.join(effect.names)}: {effect.text}", markup=False, soft_wrap=True)
-    console.print(f"{out}/tuned.yaml has the proposed config, {out}/report.html the front.", soft_wrap=True)
+        yield "Each of them beside the others, on the held-out traffic:"
+        for effect in outcome.effects:
+            yield f"  {', '.join(effect.names)}: {effect.text}"
+    yield f"{out}/tuned.yaml has the proposed config, {out}/report.html the front."
 
 
 def _hours(hours: float, sign: str = "") -> str:
@@ -206,7 +190,7 @@ def _cells(outcome: TuningOutcome) -> list[list[str]]:
                 percent(row.holdout.attainment),
                 _hours(row.holdout.gpu_hours),
                 "" if won is None else f"{100 * won.mean:+.1f} ({100 * won.low:+.1f} to {100 * won.high:+.1f})",
-                ", ".join(f"{_short(change.key)} {_text(change.new)}" for change in row.changes),
+                ", ".join(f"{_short(change.key)} {_value_text(change.new)}" for change in row.changes),
             ]
         )
     return cells
@@ -230,7 +214,7 @@ def tuning_page(outcome: TuningOutcome) -> Page:
         "Proposed changes",
         ["setting", "now", "proposed", "brings, beside the others"],
         [
-            [change.key, _text(change.old), _text(change.new), effects.get(change.key, "the whole gain")]
+            [change.key, _value_text(change.old), _value_text(change.new), effects.get(change.key, "the whole gain")]
             for change in outcome.chosen.changes
         ],
     )
@@ -279,5 +263,5 @@ def _short(key: str) -> str:
     return ".".join(parts[-2:]) if parts[0] == "models" else key.removeprefix("router.")
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

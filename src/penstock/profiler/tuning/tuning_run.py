@@ -22,13 +22,14 @@ from penstock.profiler.tuning.tuning_report import (
     SettingEffect,
     TunedSettings,
     TuningOutcome,
-    as_json,
+    as_dict,
     print_tables,
     tuning_page,
 )
 from penstock.profiler.tuning.tuning_space import AS_IT_IS, Candidate, TuningSpace, space_of
 from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
 from penstock.report.csv_file import write_csv
+from penstock.report.outcome import json_text
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import SimulationVariant, traffic_of, variants_of
 from penstock.report.simulation.variant_processes import cores, in_processes
@@ -125,7 +126,7 @@ def main(options: TuneOptions) -> int:
     )
     _write(options, outcome, _settings(simulate, space, outcome.proposed))
     if simulate.json:
-        sys.stdout.write(as_json(outcome))
+        sys.stdout.write(json_text(as_dict(outcome)))
     else:
         print_tables(outcome, options.out)
     return 0
@@ -331,7 +332,7 @@ def _write(options: TuneOptions, outcome: TuningOutcome, proposed: ClusterSettin
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "tuned.yaml").write_text(resolved_yaml(proposed))
-        (options.out / "tuning.json").write_text(as_json(outcome))
+        (options.out / "tuning.json").write_text(json_text(as_dict(outcome)))
     except OSError as error:
         hint = write_hint(error, "name another --out")
         raise ConfigError(f"{options.out} can't be written: {error.strerror}", hint=hint) from error

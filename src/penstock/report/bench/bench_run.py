@@ -22,11 +22,12 @@ from penstock.kernel.request_record import RecordFault, RequestLeg, RequestRecor
 from penstock.kernel.values import Slo
 from penstock.report.bench import saturation
 from penstock.report.bench.bench_options import BenchOptions
-from penstock.report.bench.bench_outcome import BenchOutcome, as_json, print_table
+from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, print_table
 from penstock.report.bench.bench_plan import BenchPlan, plan_of
 from penstock.report.bench.load_generator import LoadGenerator, ShotSample
 from penstock.report.bench.progress import progress_bar
 from penstock.report.bench.server_probe import ask
+from penstock.report.outcome import json_text
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import summarise
 from penstock.report.trace_file import trace_notes
@@ -53,7 +54,7 @@ def main(options: BenchOptions, tls: ssl.SSLContext | None = None) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         outcome = runner.run(run(options, tls))
     if options.json:
-        sys.stdout.write(as_json(outcome))
+        sys.stdout.write(json_text(as_dict(outcome)))
     else:
         print_table(outcome)
     return 1 if outcome.invalid or (options.strict and outcome.doubts) else 0
@@ -96,7 +97,8 @@ async def _load(
         await cancel_all(tasks)
         collector.flush()
     outcome = _judge(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
-    _write(folder.path, outcome, collector.gaps)
+    (folder.path / "bench.json").write_text(json_text(as_dict(outcome)))
+    write_gaps(folder.path, sorted(collector.gaps.items()))
     if options.html:
         await asyncio.to_thread(write_report, folder.path)
     return outcome
@@ -296,11 +298,6 @@ def _interruptible(generator: LoadGenerator) -> Iterator[list[int]]:
     finally:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.remove_signal_handler(signal.SIGINT)
-
-
-def _write(path: Path, outcome: BenchOutcome, gaps: Counter[float]) -> None:
-    (path / "bench.json").write_text(as_json(outcome))
-    write_gaps(path, sorted(gaps.items()))
 
 
 def _config(options: BenchOptions, model: str) -> str:

@@ -25,8 +25,8 @@ from penstock.page.page_schema import (
     PageNote,
     Row,
     Section,
-    Series,
     Table,
+    bars,
     over_time,
     percent,
     series_of,
@@ -190,16 +190,9 @@ def _workers(folder: Path, summary: RunSummary) -> Section:
     ]
     head = ("worker", "requests", "share", "prompt_tokens", "output_tokens", "hit_rate")
     write_csv(folder / "report-workers.csv", head, rows)
-    places = [float(place) for place in range(len(shares))]
-    chart = Chart(
-        "Requests per worker",
-        [Series("share", places, [share.share for share in shares.values()])] if shares else [],
-        about="share of answered requests",
-        y=Axis(unit="share"),
-        kind="bars",
-        names=[*shares],
-        csv="report-workers.csv",
-    )
+    about, values = "share of answered requests", [share.share for share in shares.values()]
+    axis, csv = Axis(unit="share"), "report-workers.csv"
+    chart = bars("Requests per worker", "share", [*shares], values, about, y=axis, csv=csv)
     cells = [
         (name, f"{requests:,}", f"{share:.1%}", f"{prompt:,}", f"{output:,}", percent(hits))
         for name, requests, share, prompt, output, hits in rows

@@ -34,6 +34,7 @@ from penstock.kernel.request_record import RequestRecord
 from penstock.page.page_file import write_page
 from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
+from penstock.report.outcome import json_text
 from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import RunTally
@@ -41,8 +42,8 @@ from penstock.report.simulation.fault_script import policy_of
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_outcome import (
     SimulationOutcome,
+    all_as_dict,
     as_dict,
-    as_json,
     comparison_page,
     print_table,
 )
@@ -100,7 +101,7 @@ def main(options: SimulateOptions) -> int:
     else:
         outcomes = [run(options, traffic, variant) for variant in variants]
     if options.json:
-        sys.stdout.write(as_json(outcomes))
+        sys.stdout.write(json_text(all_as_dict(outcomes)))
     else:
         print_table(outcomes)
     if options.html and len(outcomes) > 1:
@@ -385,7 +386,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
             *_ended(journals.values()),
         ],
     )
-    (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
+    (folder.path / "simulate.json").write_text(json_text(as_dict(outcome)))
     write_gaps(folder.path, gaps)
     if options.html:
         write_report(folder.path)
