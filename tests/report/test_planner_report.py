@@ -14,8 +14,8 @@ from penstock.kernel.values import Slo
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult, TickRecord
 from penstock.report.planner.planner_analysis import analyse, calibration
+from penstock.report.planner.planner_diagnostics import ScheduledReport
 from penstock.report.planner.planner_report_page import planner_page, read_ticks, write_planner_report
-from penstock.report.planner.scheduled_report import ScheduledReport
 from tests.page.documents import charts, document_of, words
 from tests.report.planner_runs import request, tick, wave, write
 from tests.report.run_folders import NASTY

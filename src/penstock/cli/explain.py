@@ -24,7 +24,7 @@ from penstock.cli.shared.output import (
 from penstock.frontend.admin.request_lists import RequestList
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation, RequestEnd
-from penstock.report.run import run_reader
+from penstock.report.run.run_files import newest_ends, recorded_explanation
 from penstock.router.events import Decision
 from penstock.runtime.cluster_state.fleet_api import DesiredState
 
@@ -108,11 +108,11 @@ def command(
         if run is None:
             answer = client.get(f"/admin/requests?limit={among}", RequestList)
         else:
-            answer = RequestList(run_reader.newest(run, among))
+            answer = RequestList(newest_ends(run, among))
         if program is not None:
             answer = RequestList([each for each in answer.requests if each.program == program][:limit])
     elif run is not None:
-        recorded = msgspec.json.encode(run_reader.explain(run, words[0]))
+        recorded = msgspec.json.encode(recorded_explanation(run, words[0]))
         answer = msgspec.json.decode(recorded, type=Explanation[Decision])
     else:
         answer = client.get(f"/admin/explain/{path_part(words[0])}", Explanation[Decision])

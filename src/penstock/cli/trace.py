@@ -16,7 +16,7 @@ from penstock.cli.trace_tools.trace_files import RateTally, is_archive, load_arc
 from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, summary_text
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
-from penstock.report.trace_file import opened
+from penstock.report.traffic_options import opened
 from penstock.traffic import trace_slices
 from penstock.traffic.formats.servegen import RateRows, ServegenClient, draw
 from penstock.traffic.formats.trace_format import Written

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
-from penstock.report.trace_file import reading
+from penstock.report.traffic_options import reading
 from penstock.traffic.formats.servegen import RateRows, ServegenClient, make_client, read_spans
 from penstock.traffic.formats.trace_format import Written, written
 from penstock.traffic.traffic_request import TrafficRequest

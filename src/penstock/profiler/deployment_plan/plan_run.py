@@ -20,8 +20,8 @@ from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, tr
 from penstock.profiler.deployment_plan.slo_floors import SloFloor, context_floor, floor_of, largest_factor
 from penstock.profiler.measurement.measured_engines import FoundGpus, machine_gpus
 from penstock.report.outcome import json_text
-from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_page import write_report
+from penstock.report.run.run_summary import slo_json
 
 CONFIG = "penstock.yaml"
 """Name of the best deployment's config in the folder of a plan."""

@@ -14,8 +14,7 @@ from penstock.kernel.latency_bins import Bins
 from penstock.kernel.plurals import counted
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.report.trace_file import trace_notes
-from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload
+from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload, trace_notes
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.lengths import parse_lengths
 from penstock.traffic.trace_slices import scale_rate

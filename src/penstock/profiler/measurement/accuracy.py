@@ -17,7 +17,7 @@ from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import USUAL_LIMITS, RequestId
 from penstock.profiler.measurement.profile_run import utc_now
-from penstock.report.bench.bench_options import BenchOptions
+from penstock.report.bench.bench_plan import BenchOptions
 from penstock.report.bench.bench_run import run as bench
 from penstock.report.run.run_summary import spread
 

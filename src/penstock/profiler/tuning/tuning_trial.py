@@ -13,7 +13,7 @@ from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Slo
 from penstock.profiler.tuning.successive_halving import TrialScore
 from penstock.profiler.tuning.tuning_space import Candidate
-from penstock.report.run.judged_slo import judged_by
+from penstock.report.run.run_summary import judged_by
 from penstock.report.simulation.simulation_run import SimulationVariant, planner_of
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.traffic.traffic_request import TrafficRequest

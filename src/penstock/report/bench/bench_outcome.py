@@ -11,9 +11,8 @@ from penstock.kernel.values import Slo
 from penstock.page.page_schema import percent
 from penstock.report.bench.saturation import Reason, reasons
 from penstock.report.outcome import POINTS, print_outcome, spread_fields
-from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_page import place_of
-from penstock.report.run.run_summary import LatencySpread, RunSummary
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_json
 
 SCHEMA = 2
 ENDS = ("submitted", "ok", "rejected", "failed", "expired", "cancelled", "unsent", "short_outputs")

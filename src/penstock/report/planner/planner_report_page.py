@@ -43,8 +43,8 @@ from penstock.report.planner.planner_analysis import (
     analyse,
 )
 from penstock.report.planner.planner_tables import write_tables
-from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import json_of, lines
+from penstock.report.run.run_summary import slo_of
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
 

@@ -29,9 +29,8 @@ from penstock.kernel.values import Target
 from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_analysis import CHANGES, lead_of
 from penstock.report.planner.planner_report_page import read_ticks
-from penstock.report.run import run_reader
-from penstock.report.run.judged_slo import slo_of
-from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows
+from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows, recorded_explanation
+from penstock.report.run.run_summary import slo_of
 from penstock.router.requests.closed_record import closed_of
 from penstock.router.selection.packed_decision import whole
 from penstock.runtime.planning.planner_report import RECORDS
@@ -241,7 +240,7 @@ class Recording:
         Raises:
             ConfigError: there is no such request.
         """
-        return run_reader.explain(self.folder, request)
+        return recorded_explanation(self.folder, request)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,8 @@ from penstock.page.page_schema import (
     text_table,
 )
 from penstock.report.csv_file import write_csv
-from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import deleted_records, json_of, number_rows
-from penstock.report.run.run_summary import LatencySpread, RunSummary, summarise
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_of, summarise
 from penstock.runtime.records import segments
 
 CURVE_POINTS = 400

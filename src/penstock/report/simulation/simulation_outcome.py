@@ -9,9 +9,8 @@ from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
 from penstock.page.page_schema import Axis, Page, Section, Unit, bars, text_table
 from penstock.report.outcome import POINTS, print_outcome, spread_fields
-from penstock.report.run.judged_slo import slo_json
 from penstock.report.run.run_page import place_of
-from penstock.report.run.run_summary import LatencySpread, RunSummary
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_json
 
 SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued")
 ENDS = ("submitted", "ok", "rejected", "failed", "expired", "cancelled")

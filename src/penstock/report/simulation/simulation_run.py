@@ -35,11 +35,9 @@ from penstock.page.page_file import write_page
 from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
 from penstock.report.outcome import json_text
-from penstock.report.run.judged_slo import judged_by
 from penstock.report.run.run_page import write_gaps, write_report
-from penstock.report.run.run_summary import RunTally
-from penstock.report.simulation.fault_script import policy_of
-from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.run.run_summary import RunTally, judged_by
+from penstock.report.simulation.simulation_options import SimulateOptions, policy_of
 from penstock.report.simulation.simulation_outcome import (
     SimulationOutcome,
     all_as_dict,
@@ -48,8 +46,7 @@ from penstock.report.simulation.simulation_outcome import (
     print_table,
 )
 from penstock.report.simulation.variant_processes import cores, in_processes
-from penstock.report.trace_file import trace_notes
-from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
+from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload, trace_notes
 from penstock.router.events import Decision
 from penstock.router.journal import router_book
 from penstock.router.selection.decision_summary import DecisionSummaries
