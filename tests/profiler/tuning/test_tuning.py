@@ -18,11 +18,10 @@ from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.profiler.tuning import tuning_run
-from penstock.profiler.tuning.successive_halving import TrialScore, front, halve, ranked
 from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
 from penstock.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _search, pared
 from penstock.profiler.tuning.tuning_space import Candidate, TuningAxis, TuningSpace, space_of
-from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial, gain
+from penstock.profiler.tuning.tuning_trial import Gain, TrialScore, TuningTrial, front, gain, halve, ranked
 from tests.page.documents import document_of, words
 
 SCORES = st.dictionaries(

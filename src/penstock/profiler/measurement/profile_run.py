@@ -1,29 +1,30 @@
 """Run of `penstock profile`: measures every size of an engine, and writes the profile, its tables and its page.
 
-Each point is written to ``measured.jsonl`` as soon as it is known: a run that was cut off goes on where it was.
-"""
+Each point is written to ``measured.jsonl`` as soon as it is known: a run that was cut off goes on where it was."""
 
 import os
+import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.adapters.engines.http.engine_access import engine_session, read_access
 from penstock.adapters.engines.http.engine_http import EngineServer
-from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
+from penstock.config.files.profile_manifest import HostCosts, PointKind, ProfileManifest, ProfilePoint
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits, Slo, WorkerCard
 from penstock.page.page_file import write_page
-from penstock.profiler.measurement.engine_probe import PointKey
-from penstock.profiler.measurement.http_probe import HttpProbe
+from penstock.planner.performance.benchmark_table import nonnegative
+from penstock.profiler.measurement.engine_probe import HttpProbe, PointKey
 from penstock.profiler.measurement.measured_engines import (
     FoundGpus,
     attached_engine,
@@ -32,11 +33,43 @@ from penstock.profiler.measurement.measured_engines import (
     sizes_of,
     started_engine,
 )
-from penstock.profiler.measurement.pass_costs import host_costs
-from penstock.profiler.measurement.profile_page import profile_page
-from penstock.profiler.measurement.profile_writer import write_profile
+from penstock.profiler.measurement.profile_writer import profile_page, write_profile
 from penstock.profiler.measurement.recommendation import pick_decode, pick_prefill
 from penstock.profiler.measurement.sweep import Sweep, SweepOptions
+
+
+def host_costs(points: Sequence[ProfilePoint]) -> HostCosts:
+    """Return the constants; what no engine could be asked for is absent, never assumed."""
+    asked = [point for point in points if point.inside is not None]
+    return HostCosts(
+        pass_gap=_by_size([point for point in asked if point.kind == "decode"]),
+        request=_by_size([point for point in asked if point.kind == "prefill"]),
+        collectives=collective_seconds(points),
+    )
+
+
+def collective_seconds(points: Sequence[ProfilePoint]) -> float | None:
+    """Return what the exchanges of one decode pass cost, as the part that sizes above 1 have and size 1 has not.
+
+    A pass of one sequence takes fixed + work / size + collectives where the size is above 1. That is three unknowns:
+    None unless three sizes were measured, 1 among them. What grows with the size counts to the collectives.
+    """
+    mine = [point for point in points if point.kind == "decode" and point.seqs == 1]
+    least = min((point.context for point in mine), default=0.0)
+    passes = {p.tp: p.mean if p.inside is None else p.inside for p in mine if p.context <= 1.1 * least}
+    if len(passes) < 3 or 1 not in passes:
+        return None
+    sizes = np.asarray(sorted(passes), dtype=np.float64)
+    seconds = np.asarray([passes[int(size)] for size in sizes])
+    _, _, several = nonnegative(np.column_stack([1.0 / sizes, sizes > 1.0]).astype(np.float64), seconds)
+    return several
+
+
+def _by_size(points: Sequence[ProfilePoint]) -> dict[int, float]:
+    sizes = sorted({point.tp for point in points})
+    gaps = {tp: [p.mean - p.inside for p in points if p.tp == tp and p.inside is not None] for tp in sizes}
+    return {tp: max(0.0, statistics.median(each)) for tp, each in gaps.items()}
+
 
 MEASURED, SUBJECT = "measured.jsonl", "measuring.json"
 

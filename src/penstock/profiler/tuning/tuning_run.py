@@ -15,8 +15,7 @@ from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError, write_hint
 from penstock.kernel.plurals import counted
-from penstock.page.page_file import write_page
-from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
+from penstock.page.page_file import write_csv, write_page
 from penstock.profiler.tuning.tuning_report import (
     WORTH,
     SettingEffect,
@@ -27,8 +26,7 @@ from penstock.profiler.tuning.tuning_report import (
     tuning_page,
 )
 from penstock.profiler.tuning.tuning_space import AS_IT_IS, Candidate, TuningSpace, space_of
-from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
-from penstock.report.csv_file import write_csv
+from penstock.profiler.tuning.tuning_trial import TrialScore, TuningTask, TuningTrial, carry_out, front, gain, halve
 from penstock.report.outcome import json_text
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import SimulationVariant, traffic_of, variants_of

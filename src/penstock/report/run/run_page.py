@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RequestRecord, decode_records
-from penstock.page.page_file import write_page
+from penstock.page.page_file import write_csv, write_page
 from penstock.page.page_schema import (
     Axis,
     Chart,
@@ -32,7 +32,6 @@ from penstock.page.page_schema import (
     series_of,
     text_table,
 )
-from penstock.report.csv_file import write_csv
 from penstock.report.run.run_files import deleted_records, json_of, number_rows
 from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_of, summarise
 from penstock.runtime.records import segments
