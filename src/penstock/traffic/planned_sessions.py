@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.traffic.arrivals import Arrivals
+from penstock.traffic.arrival_patterns import Arrivals
 from penstock.traffic.lengths import Empirical, Lengths
-from penstock.traffic.pseudo_words import words
+from penstock.traffic.prompt_maker import words
 from penstock.traffic.traffic_request import ChatMessage, TrafficRequest
 
 UNIT = 16

@@ -1,18 +1,43 @@
-"""`PromptMaker`: turns hash ids into tokens; prompts share exactly the prefixes that their hash ids share.
+"""Prompts that are made up: text of pronounceable words from a seed, and `PromptMaker`, which makes tokens of hash ids.
 
-Each id names ``block_size`` tokens, made from the id and a seed alone. A block begins with its id written out in
-digits of the allowed token range, so blocks of different ids differ within `PromptMaker.distinct_after` tokens for
-certain; the rest is a counter run through the splitmix64 mixer (Steele, Lea, Flood, OOPSLA 2014).
+Prompts share exactly the prefixes that their hash ids share: each id names ``block_size`` tokens, made from the id and
+a seed alone. A block begins with its id written out in digits of the allowed token range, so blocks of different ids
+differ within `PromptMaker.distinct_after` tokens for certain; the rest is a counter run through the splitmix64 mixer
+(Steele, Lea, Flood, OOPSLA 2014).
 """
 
+import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.traffic.traffic_request import TrafficRequest
+
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "v")
+_CORES = ("a", "e", "i", "o", "u", "ai", "ea", "oa")
+_ENDS = ("", "n", "r", "s", "t", "l", "nd", "ck")
+LETTERS_PER_TOKEN = 4
+"""What common tokenizers make of plain text, roughly; a byte-level one makes four times as many tokens of it."""
+
+
+@lru_cache(maxsize=1024)  # shared pieces (tool prompts, documents) are needed again and again
+def words(tokens: int, seed: int) -> str:
+    """Return text of about ``tokens`` tokens, the same for the same arguments."""
+    rng = random.Random(seed)
+    out: list[str] = []
+    left = tokens * LETTERS_PER_TOKEN
+    while left > 0:
+        word = rng.choice(_ONSETS) + rng.choice(_CORES) + rng.choice(_ENDS)
+        if rng.getrandbits(1):
+            word += rng.choice(_ONSETS) + rng.choice(_CORES)
+        out.append(word)
+        left -= len(word) + 1
+    return " ".join(out)
+
 
 TOKENS = (3, 256)
 """Default range of token ids [low, high): bytes or common pieces in every vocabulary that we met, none special."""

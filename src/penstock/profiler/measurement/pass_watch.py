@@ -3,7 +3,8 @@
 Only passes that are alike are joined: a window of several passes counts where all decoded as many sequences and none
 computed a prompt, and a prompt counts where it was the only one of its pass. Other passes are left out and counted:
 a mean of unequal requests is the time of none of them. Windows of several engines are joined by the same rule: each is
-of one engine, and counts beside those of another where all their passes did the same."""
+of one engine, and counts beside those of another where all their passes did the same.
+"""
 
 import asyncio
 import math

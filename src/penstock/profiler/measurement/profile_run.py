@@ -1,6 +1,7 @@
 """Run of `penstock profile`: measures every size of an engine, and writes the profile, its tables and its page.
 
-Each point is written to ``measured.jsonl`` as soon as it is known: a run that was cut off goes on where it was."""
+Each point is written to ``measured.jsonl`` as soon as it is known: a run that was cut off goes on where it was.
+"""
 
 import os
 import statistics

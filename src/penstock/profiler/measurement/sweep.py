@@ -1,7 +1,8 @@
 """Sweep of one engine: which points are measured, how often each, and when time is up.
 
 Most important points come first: the target prompt, ITL at the target context, then the curves. A point is repeated
-until it is steady; outliers are left out, counted and repeated. What is known already is not measured again."""
+until it is steady; outliers are left out, counted and repeated. What is known already is not measured again.
+"""
 
 import math
 import statistics

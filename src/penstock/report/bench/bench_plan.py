@@ -11,8 +11,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.report.bench.load_generator import PlannedShot
 from penstock.report.run.run_summary import USUAL
 from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload
-from penstock.traffic.formats.block_numbering import numbered
-from penstock.traffic.formats.trace_rows import TraceRequests
+from penstock.traffic.formats.trace_rows import TraceRequests, numbered
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.prompt_maker import TOKENS, PromptMaker
 from penstock.traffic.traffic_request import TrafficRequest

@@ -1,7 +1,8 @@
 """Open-loop load generator: streamed HTTP requests at planned times, never waiting for the server.
 
 Arrivals follow their plan whatever the server does. Each request is sent by its own task; its body is made
-before its time comes. TTFT counts from the moment of sending, and the lateness of the sending is kept beside it."""
+before its time comes. TTFT counts from the moment of sending, and the lateness of the sending is kept beside it.
+"""
 
 import asyncio
 import contextlib

@@ -1,7 +1,8 @@
 """Page of a planner's run: planner-report.html, with its numbers as CSV beside it.
 
 Reads planner.jsonl, and requests.jsonl and config.yaml where they exist. All charts share one axis of time; a click on
-a decision leads to its reason."""
+a decision leads to its reason.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

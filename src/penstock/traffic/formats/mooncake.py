@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.kernel.values import JsonObject
-from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
 from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
@@ -23,6 +22,7 @@ from penstock.traffic.formats.trace_rows import (
     RowProblem,
     hashes_of,
     number_of,
+    numbered,
     object_of,
     tokens_of,
 )

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from penstock.kernel.values import JsonObject
 from penstock.traffic.formats.trace_rows import RowProblem
-from penstock.traffic.pseudo_words import LETTERS_PER_TOKEN
+from penstock.traffic.prompt_maker import LETTERS_PER_TOKEN
 
 CHAT_BLOCK = 16
 """Tokens per hash id of a conversation: a turn's prompt begins with the turns before it."""

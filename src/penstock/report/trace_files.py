@@ -1,4 +1,4 @@
-"""Reads ServeGen's archives of rates, and writes trace files."""
+"""Trace files: ServeGen's archives of rates read, and traces written whole or not at all."""
 
 import math
 import re
