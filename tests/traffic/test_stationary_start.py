@@ -24,8 +24,8 @@ from penstock.traffic.workloads import (
     Chat,
     Coding,
     Name,
-    _mean,
-    _program,
+    _agent_program,
+    _mean_length,
     _ProgramDraws,
     workload,
 )
@@ -94,7 +94,7 @@ def naive_programs(starts: Iterator[float], rng: random.Random) -> Iterator[Row]
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
     popular = zipf(shape.products)
     for number, start in enumerate(starts):
-        for turn in _program(shape, writer, draws, products[popular.sample(rng)], start):
+        for turn in _agent_program(shape, writer, draws, products[popular.sample(rng)], start):
             isl = sum(piece.blocks for piece in turn.history.pieces[: turn.pieces]) * CODING_UNIT
             yield Row(turn.at, f"{number}/{turn.branch}", turn.number, isl, turn.osl, turn.think)
         if start > SETTLE["coding"] + WINDOW["coding"]:
@@ -134,8 +134,8 @@ def turns_of_a_program() -> float:
 
 
 TURNS = {
-    "chat": _mean(Chat().turns, random.Random(1)),
-    "agent": _mean(Agent().steps, random.Random(1)),
+    "chat": _mean_length(Chat().turns, random.Random(1)),
+    "agent": _mean_length(Agent().steps, random.Random(1)),
     "coding": turns_of_a_program(),
 }
 

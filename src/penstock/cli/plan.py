@@ -97,7 +97,7 @@ def command(
     if as_json:
         click.echo(json_text(outcome_json(outcome)), nl=False)
     else:
-        _print(
+        _print_plan(
             request.name,
             outcome,
             fitted(headings(outcome), rows(outcome), text_width(False), SPARE),
@@ -113,7 +113,7 @@ def command(
     return run_cluster(load_to_start(outcome.config, ()), "up")
 
 
-def _print(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:
+def _print_plan(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:
     (ttft, itl), share = outcome.request.slo.planned, outcome.request.attainment
     answers = outcome.request.answers
     tokens = f"{outcome.prompt:,.0f} + {outcome.answer:,.0f}" if answers else f"{outcome.prompt:,.0f}"

@@ -136,7 +136,7 @@ def convert(
             raise click.UsageError("say with --end how much of the archive to draw; it is days long")
         clients, rows = load_archive(file, skip_bad=reading["skip_bad"])
         _say_left_out(rows, 0)
-        return _write(out, to, _drawn(clients, start or 0.0, end, target_rate, seed))
+        return _write_trace(out, to, _drawn_requests(clients, start or 0.0, end, target_rate, seed))
     if start is not None or end is not None:
         raise click.UsageError("--start and --end are of archives; see 'penstock trace slice'")
     with opened(file, **reading) as trace:
@@ -149,7 +149,7 @@ def convert(
         requests = itertools.chain(first, requests)
         if not trace.timed:
             requests = trace_slices.paced(requests, _rate_of(file, target_rate), random.Random(seed))
-        _write(out, to, requests)
+        _write_trace(out, to, requests)
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -183,11 +183,11 @@ def slice_(
 ) -> int:
     """Write a part of FILE to OUT; its times count from --start."""
     with opened(file, **reading) as trace:
-        chosen = list(_timed(trace, trace_slices.by_time(trace, start, end)))
+        chosen = list(_timed_requests(trace, trace_slices.by_time(trace, start, end)))
     shifted = trace_slices.rebase(chosen, start)
     if spread_ties:
         shifted = trace_slices.spread_ties(shifted)
-    _write(out, to, trace_slices.by_count(shifted, count))
+    _write_trace(out, to, trace_slices.by_count(shifted, count))
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -208,14 +208,14 @@ def scale(
     if (rate_factor is None) == (target_rate is None):
         raise click.UsageError("give either --rate-factor or --target-rate")
     if target_rate is not None:
-        rate_factor = _factor(file, target_rate, reading)
+        rate_factor = _rate_factor(file, target_rate, reading)
     with opened(file, **reading) as trace:
-        _write(out, to, trace_slices.scale_rate(_timed(trace, trace), rate_factor or 1.0))
+        _write_trace(out, to, trace_slices.scale_rate(_timed_requests(trace, trace), rate_factor or 1.0))
     _say_left_out([trace], trace.unanswered)
     return 0
 
 
-def _timed(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
+def _timed_requests(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
     """Yield the requests of a trace that has times.
 
     Raises:
@@ -229,7 +229,7 @@ def _timed(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator
         yield request
 
 
-def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
+def _rate_factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
     """Read the trace for its mean rate, and return the factor for it."""
     if not target_rate > 0.0:
         raise click.UsageError(f"--target-rate must be above 0, not {target_rate:g}")
@@ -243,7 +243,7 @@ def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
     return target_rate / rate
 
 
-def _drawn(
+def _drawn_requests(
     clients: Sequence[ServegenClient], start: float, end: float, target_rate: float | None, seed: int
 ) -> Iterator[TrafficRequest]:
     expected = (
@@ -257,7 +257,7 @@ def _drawn(
     return draw(clients, random.Random(seed), start=start, end=end, factor=factor)
 
 
-def _write(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
+def _write_trace(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
     tally = save(out, to, requests)
     rate = mean_rate(tally.count, tally.span)
     pace = "" if rate is None else f", {rate:,.2f} per second"
@@ -284,8 +284,8 @@ KINDS = 8
 
 def summary_text(summary: TraceSummary) -> list[str]:
     """Return the end of the first sentence, and then, where there are requests, paragraphs and tables."""
-    first = f"{counted(summary.requests, 'request')}{_pace(summary)}"
-    return [first, _lengths(summary), _sharing(summary), _rates(summary)] if summary.requests else [first]
+    first = f"{counted(summary.requests, 'request')}{_pace_text(summary)}"
+    return [first, _length_rows(summary), _sharing_text(summary), _rate_rows(summary)] if summary.requests else [first]
 
 
 def archive_facts(clients: Sequence[ServegenClient]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def archive_text(facts: dict[str, Any]) -> str:
     )
 
 
-def _pace(summary: TraceSummary) -> str:
+def _pace_text(summary: TraceSummary) -> str:
     if summary.requests_per_s is None or summary.peak_per_s is None:
         return ""
     return (
@@ -325,14 +325,14 @@ def _pace(summary: TraceSummary) -> str:
     )
 
 
-def _lengths(summary: TraceSummary) -> str:
-    rows = [_spread("prompt tokens", summary.prompts), _spread("output tokens", summary.outputs)]
+def _length_rows(summary: TraceSummary) -> str:
+    rows = [_spread_row("prompt tokens", summary.prompts), _spread_row("output tokens", summary.outputs)]
     if summary.think_s is not None:
-        rows.append(_spread("think time, s", summary.think_s))
+        rows.append(_spread_row("think time, s", summary.think_s))
     return table(("", "MEAN", "P50", "P90", "P99", "MAX", "TOTAL"), rows)
 
 
-def _spread(name: str, spread: TraceSpread | None) -> list[Any]:
+def _spread_row(name: str, spread: TraceSpread | None) -> list[Any]:
     if spread is None:
         return [name, *[None] * 6]
     return [
@@ -342,7 +342,7 @@ def _spread(name: str, spread: TraceSpread | None) -> list[Any]:
     ]
 
 
-def _sharing(summary: TraceSummary) -> str:
+def _sharing_text(summary: TraceSummary) -> str:
     lines = []
     if summary.bound is None:
         lines.append("The trace says nothing of shared prefixes: its prompts count as sharing nothing.")
@@ -360,7 +360,7 @@ def _sharing(summary: TraceSummary) -> str:
     return "\n".join(lines)
 
 
-def _rates(summary: TraceSummary) -> str:
+def _rate_rows(summary: TraceSummary) -> str:
     rows = [
         [seconds_text(window.start_s), window.requests, window.requests_per_s, window.prompt_tokens_per_s]
         for window in summary.windows

@@ -100,14 +100,14 @@ def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dic
             shown.append(lines[start])
             start += 1
             continue
-        table = [_cells(line) for line in lines[start:end]]
+        table = [_row_cells(line) for line in lines[start:end]]
         del table[1]  # the rule below the head
         if len(table) - 1 <= ROWS_MAX and not one_shown:
             one_shown = True
             shown += lines[start:end]
         else:
             name = _file_name(f"{prefix}{heading} {bold}", files)
-            files[name] = _csv(table)
+            files[name] = _csv_text(table)
             rows = f"{len(table) - 1} row{'s' if len(table) > 2 else ''}"
             if shown[-2:] == [f"**{bold}**" if bold else f"### {heading}", ""]:  # the link says it
                 del shown[-2:]
@@ -116,7 +116,7 @@ def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dic
     return "\n".join(shown), files
 
 
-def _cells(line: str) -> list[str]:
+def _row_cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|")
     return [re.sub(r"\*\*|`", "", cell).strip() for cell in re.split(r"(?<!\\)\|", inner)]
 
@@ -131,7 +131,7 @@ def _file_name(title: str, taken: dict[str, str]) -> str:
     return name
 
 
-def _csv(table: list[list[str]]) -> str:
+def _csv_text(table: list[list[str]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(table)
     return out.getvalue()

@@ -48,7 +48,7 @@ def opened(
         ConfigError: the file can't be read, matches no format, or has a bad row that is not to be skipped.
     """
     named = None if columns is None else check_columns(columns, NAMED)
-    with reading(path), _lines(path) as file:
+    with reading(path), _trace_lines(path) as file:
         yield reader(
             format_name,
             file,
@@ -71,7 +71,7 @@ def trace_notes(trace: TraceRequests) -> list[str]:
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Iterable[bytes]]:
+def _trace_lines(path: Path) -> Iterator[Iterable[bytes]]:
     if path.name == "requests.jsonl" and (path.parent / "run.json").exists() and segments.there(path):
         # Only in a run folder: elsewhere a file of a similar name is another trace.
         yield (line for file in segments.opened(path) for line in file)

@@ -62,7 +62,7 @@ class PromptMaker:
             raise ValueError(f"token ids need a range [low, high) of at least 2 within 32 bits, not [{low}, {high})")
         self._low = low
         self._span = high - low
-        self._seed = _mix(seed & _MASK)
+        self._seed = _mix_one(seed & _MASK)
         self._most = blocks_cached
         self._cache: OrderedDict[tuple[int, int], tuple[list[int], bytes]] = OrderedDict()
         digits, reach = 1, self._span
@@ -80,7 +80,7 @@ class PromptMaker:
         if request.token_ids is not None:
             return list(request.token_ids)
         out: list[int] = []
-        for block, _ in self._blocks(_ids(request), request.block_size):
+        for block, _ in self._blocks(_whole_block_ids(request), request.block_size):
             out += block
         del out[request.isl :]
         return out
@@ -89,7 +89,7 @@ class PromptMaker:
         """Return the prompt's token ids as a JSON array, joined from the text of its blocks."""
         if request.token_ids is not None:
             return msgspec.json.encode(request.token_ids)
-        blocks = self._blocks(_ids(request), request.block_size)
+        blocks = self._blocks(_whole_block_ids(request), request.block_size)
         parts = [text for _, text in blocks]
         rest = request.isl % request.block_size
         if rest:
@@ -132,7 +132,7 @@ class PromptMaker:
         return [(row, msgspec.json.encode(row)[1:-1]) for row in rows]
 
 
-def _ids(request: TrafficRequest) -> Sequence[int]:
+def _whole_block_ids(request: TrafficRequest) -> Sequence[int]:
     if request.messages is not None and not request.hash_ids:
         raise ValueError("the prompt is text: only a tokenizer knows its tokens")
     wanted = -(-request.isl // request.block_size)
@@ -142,7 +142,7 @@ def _ids(request: TrafficRequest) -> Sequence[int]:
     return request.hash_ids[:wanted]
 
 
-def _mix(value: int) -> int:
+def _mix_one(value: int) -> int:
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -354,12 +354,12 @@ def layouts(shape: ModelShape, gpu: Gpu, most: int | None, stages: int = 1) -> I
                 check_parallel(shape, tensor, expert, stages)
             except ConfigError:
                 continue  # a layout that this model can't have: the others are tried
-            if _splits(shape, tensor, expert):
+            if _splits_evenly(shape, tensor, expert):
                 yield tensor, expert
         gpus *= 2
 
 
-def _splits(shape: ModelShape, tensor: int, expert: int) -> bool:
+def _splits_evenly(shape: ModelShape, tensor: int, expert: int) -> bool:
     """Tell whether engines can split heads of the cache and scales so: vLLM and SGLang refuse to start otherwise."""
     if shape.kv_heads % tensor and tensor % shape.kv_heads:
         return False

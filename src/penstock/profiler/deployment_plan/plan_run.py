@@ -55,12 +55,12 @@ def with_measured(request: PlanRequest, output: Path | None) -> PlanRequest:
             )
         gpu, _, size = key.partition(":")
         folder = output / f"profile-{Path(gpu).stem}{size}"
-        asyncio.run(run(_options(request, gpu, (int(size),) if size else (), folder)))
+        asyncio.run(run(_profile_options(request, gpu, (int(size),) if size else (), folder)))
         profiles[key] = str(folder)
     return msgspec.structs.replace(request, profiles=profiles)
 
 
-def _options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Path) -> ProfileOptions:
+def _profile_options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Path) -> ProfileOptions:
     rated = request.trace is not None or request.rate is not None
     traffic = traffic_of(request if rated else msgspec.structs.replace(request, rate=1.0))
     mix = traffic.mix
@@ -145,17 +145,17 @@ def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None =
         prompt=traffic.prompt,
         answer=traffic.answer,
         token_rate=traffic.tokens_per_second(traffic.answer if request.answers else traffic.prompt),
-        notes=(*request.notes, *_guessed(request), *traffic.notes, *catalog.notes),
+        notes=(*request.notes, *_price_notes(request), *traffic.notes, *catalog.notes),
     )
     if not deployments:
         return msgspec.structs.replace(outcome, floor=short or floor_of(request, traffic, catalog))
-    outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, *_refused(request, traffic)))
+    outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, *_refusal_notes(request, traffic)))
     chosen = to_verify(deployments, request.verify)
     others = [each for each in deployments if each not in chosen][:MORE_SHOWN]
     if output is not None:
         best = verified(request, traffic, chosen, output / "simulations", jobs=jobs)
         outcome = msgspec.structs.replace(outcome, best=tuple(best), others=tuple(others))
-        return _written(outcome, traffic, output)
+        return _write_plan(outcome, traffic, output)
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder:
         best = verified(request, traffic, chosen, Path(folder), jobs=jobs)
     return msgspec.structs.replace(outcome, best=tuple(best), others=tuple(others))
@@ -197,7 +197,7 @@ def to_verify(deployments: Sequence[Deployment], count: int) -> list[Deployment]
     return chosen
 
 
-def _refused(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
+def _refusal_notes(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
     context = request.shape().context
     longer = 0 if context is None else traffic.longer_than(context)
     if not longer:
@@ -206,12 +206,12 @@ def _refused(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
     return [f"{told} are longer than the {context:,} tokens of the model, which refuses them: they count as missed"]
 
 
-def _guessed(request: PlanRequest) -> list[str]:
+def _price_notes(request: PlanRequest) -> list[str]:
     guessed = [f"{gpu} ${PRICES[gpu]:g}" for gpu in request.gpus if gpu not in request.prices]
     return [f"prices per GPU and hour are guesses: {', '.join(guessed)}; --price replaces them"] if guessed else []
 
 
-def _written(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> PlanOutcome:
+def _write_plan(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> PlanOutcome:
     for number, each in enumerate(outcome.best, 1):
         lines = (
             f"Planned by 'penstock plan' for {outcome.rate:,.2f} requests/s of {outcome.prompt:,.0f} + "

@@ -196,11 +196,17 @@ def findings(spaces: Sequence[DesignSpace]) -> list[StudyFinding]:
     by_place = {(space.case.model, space.case.traffic): space for space in spaces}
     models = list(dict.fromkeys(space.case.model for space in spaces))
     heavy = [by_place[model, PREFILL_HEAVY] for model in models if (model, PREFILL_HEAVY) in by_place]
-    parts = [_envelope(heavy), _by_size(heavy), _by_traffic(by_place, models), _ratio(heavy), _fixed_ratio(heavy)]
-    return [part for part in [*parts, *_domain(heavy)] if part is not None]
+    parts = [
+        _by_envelope(heavy),
+        _by_size(heavy),
+        _by_traffic(by_place, models),
+        _by_ratio(heavy),
+        _fixed_ratio(heavy),
+    ]
+    return [part for part in [*parts, *_by_domain(heavy)] if part is not None]
 
 
-def _envelope(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
+def _by_envelope(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     """Figure 6: co-located engines are the envelope of both of their kinds, and a split is above it in the middle."""
     if not spaces:
         return None
@@ -216,7 +222,7 @@ def _envelope(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     return StudyFinding(
         "6: over 10 billion parameters a split is above co-located engines, the envelope of both kinds, in the middle",
         kept,
-        _of(texts),
+        _join(texts),
     )
 
 
@@ -231,7 +237,7 @@ def _by_size(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     if dense and len(dense) < len(sized):
         kept = kept and all(gain > dense[0] for _, gain, model in sized if _has_experts(spaces, model))
     texts = [f"{model} {gain:.2f}" for _, gain, model in sized]
-    return StudyFinding("7: the gain grows with the model", kept, _of(texts))
+    return StudyFinding("7: the gain grows with the model", kept, _join(texts))
 
 
 def _has_experts(spaces: Sequence[DesignSpace], model: str) -> bool:
@@ -247,19 +253,21 @@ def _by_traffic(spaces: dict[tuple[str, str], DesignSpace], models: Sequence[str
         return None
     kept = all(one > two > three and three < ALMOST_NONE for _, (one, two, three) in rows)
     texts = [f"{model} {one:.2f} > {two:.2f} > {three:.2f}" for model, (one, two, three) in rows]
-    return StudyFinding(f"8: {' > '.join(order)}, the last almost none", kept, _of(texts))
+    return StudyFinding(f"8: {' > '.join(order)}, the last almost none", kept, _join(texts))
 
 
-def _ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
+def _by_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     """Figure 9: the best ratio of GPUs moves with the model and with the speed that is asked for."""
     if len(spaces) < 2:
         return None
-    ends = [(space.case.model, space.ratio_at(SLOWEST) or 0.0, space.ratio_at(_fast(space)) or 0.0) for space in spaces]
+    ends = [
+        (space.case.model, space.ratio_at(SLOWEST) or 0.0, space.ratio_at(_fast_at(space)) or 0.0) for space in spaces
+    ]
     slow = [one for _, one, _ in ends]
     kept = all(one > other for _, one, other in ends) and max(slow) > 1.5 * min(slow)
     texts = [f"{model} {one:.2f} to {other:.2f}" for model, one, other in ends]
     return StudyFinding(
-        f"9: the best ratio moves with the model, and falls from {SLOWEST:g} tokens/s on", kept, _of(texts)
+        f"9: the best ratio moves with the model, and falls from {SLOWEST:g} tokens/s on", kept, _join(texts)
     )
 
 
@@ -269,7 +277,7 @@ def _fixed_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
         return None
     kept, texts = True, []
     for space in spaces:
-        ends = (SLOWEST, _fast(space))
+        ends = (SLOWEST, _fast_at(space))
         best = [float(space.disaggregated.density_at(np.array(speed))) for speed in ends]
         shares = []
         for speed in ends:
@@ -278,10 +286,12 @@ def _fixed_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
         relaxed_there, relaxed_elsewhere, tight_elsewhere, tight_there = shares
         kept = kept and max(relaxed_elsewhere, tight_elsewhere) < LOST < min(relaxed_there, tight_there)
         texts.append(f"{space.case.model} {relaxed_elsewhere:.0%} and {tight_elsewhere:.0%}")
-    return StudyFinding("10: a fixed ratio loses at the end that it was not made for; it gives there", kept, _of(texts))
+    return StudyFinding(
+        "10: a fixed ratio loses at the end that it was not made for; it gives there", kept, _join(texts)
+    )
 
 
-def _domain(spaces: Sequence[DesignSpace]) -> list[StudyFinding]:
+def _by_domain(spaces: Sequence[DesignSpace]) -> list[StudyFinding]:
     """Figure 11: a larger link domain helps models with experts at medium speed, and dense ones at the fast end."""
     found = []
     for space in spaces:
@@ -301,11 +311,11 @@ def _domain(spaces: Sequence[DesignSpace]) -> list[StudyFinding]:
     return found
 
 
-def _fast(space: DesignSpace) -> float:
+def _fast_at(space: DesignSpace) -> float:
     """Return a speed near the fast end that both kinds of deployment reach."""
     at = space.speeds()
     return float(at[len(at) * 7 // 8]) if len(at) else SLOWEST
 
 
-def _of(texts: Sequence[str]) -> str:
+def _join(texts: Sequence[str]) -> str:
     return "; ".join(texts)

@@ -63,7 +63,7 @@ def energy_section(path: Path) -> Section:
             if number is None:
                 cells += ["unknown", ""]
                 continue
-            share = _prompt_share(space, number) if kind is space.colocated else float(_share(kind.ratio[number]))
+            share = _prompt_share(space, number) if kind is space.colocated else float(_share_of(kind.ratio[number]))
             power = WATTS * (share * prompt + (1.0 - share) * decode)
             cells += [f"{power / kind.density[number]:.2f}", f"{share:.0%}"]
         rows.append([traffic, *cells])
@@ -76,7 +76,7 @@ def energy_section(path: Path) -> Section:
     return table_section("Energy per token", text, head, rows)
 
 
-def _share(ratio: float) -> float:
+def _share_of(ratio: float) -> float:
     """Return the share of all GPUs that is of context."""
     return ratio / (1.0 + ratio)
 

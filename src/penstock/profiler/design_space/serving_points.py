@@ -101,19 +101,19 @@ def mappings_of(served: ServedModel, tokens: int) -> Iterator[ParallelMapping]:
     """
     shape = served.shape
     domain = min(served.gpu.link_gpus, GPUS_MAX)
-    for tensor in _powers(domain):
+    for tensor in _powers_of_two(domain):
         if shape.heads % tensor:
             continue
-        for replicas in _powers(domain // tensor) if shape.experts else (1,):
+        for replicas in _powers_of_two(domain // tensor) if shape.experts else (1,):
             if replicas > 1 and shape.experts % (tensor * replicas):
                 continue
-            for stages in _powers(min(STAGES_MAX, GPUS_MAX // (tensor * replicas), shape.layers)):
+            for stages in _powers_of_two(min(STAGES_MAX, GPUS_MAX // (tensor * replicas), shape.layers)):
                 mapping = ParallelMapping(tensor, replicas, stages)
                 if mapping.kv_tokens(served) >= tokens * replicas:
                     yield mapping
 
 
-def _powers(most: int) -> Iterator[int]:
+def _powers_of_two(most: int) -> Iterator[int]:
     """Return the powers of two up to ``most``."""
     for exponent in range(most.bit_length()):
         yield 1 << exponent

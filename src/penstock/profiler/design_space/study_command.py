@@ -46,8 +46,14 @@ ABOUT = (
 def sections_of_study(spaces: Sequence[DesignSpace]) -> list[Section]:
     """Return what is said of all cases; their charts are in `write_study`'s page only."""
     heavy = [space for space in spaces if space.case.traffic == PREFILL_HEAVY]
-    parts = [_orders(findings(spaces)), _gains(spaces), _ratios(heavy), _domains(heavy), _transfer(spaces)]
-    return [*parts, _deployments(spaces)]
+    parts = [
+        _orders_section(findings(spaces)),
+        _gains_section(spaces),
+        _ratios_section(heavy),
+        _link_section(heavy),
+        _kv_section(spaces),
+    ]
+    return [*parts, _layouts_section(spaces)]
 
 
 def write_study(folder: Path, spaces: Sequence[DesignSpace], sections: Sequence[Section], took: float) -> str:
@@ -86,13 +92,13 @@ def write_study(folder: Path, spaces: Sequence[DesignSpace], sections: Sequence[
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _orders(orders: Sequence[StudyFinding]) -> Section:
+def _orders_section(orders: Sequence[StudyFinding]) -> Section:
     text = "What the captions of the published study's figures 6 to 11 say, and whether this search says it, too."
     rows = [[each.name, "yes" if each.holds else "NO", each.numbers] for each in orders]
     return table_section("Orders of the published study", text, ["figure and order", "here", "numbers"], rows)
 
 
-def _gains(spaces: Sequence[DesignSpace]) -> Section:
+def _gains_section(spaces: Sequence[DesignSpace]) -> Section:
     text = (
         "Tokens per second and GPU of the best split over those of the best co-located engines at the same speed: the "
         "geometric mean from 20 tokens/s to where either ends, the most and the least of it."
@@ -110,7 +116,7 @@ def _gains(spaces: Sequence[DesignSpace]) -> Section:
     return table_section("What a split gains", text, head, rows)
 
 
-def _ratios(spaces: Sequence[DesignSpace]) -> Section:
+def _ratios_section(spaces: Sequence[DesignSpace]) -> Section:
     text = (
         f"GPUs of context per GPU of generation in the best split at {PREFILL_HEAVY}, and what is left of its tokens "
         f"per second and GPU where the ratio is fixed (within a tenth)."
@@ -128,7 +134,7 @@ def _ratios(spaces: Sequence[DesignSpace]) -> Section:
     return table_section("The ratio of context to generation", text, head, rows)
 
 
-def _domains(spaces: Sequence[DesignSpace]) -> Section:
+def _link_section(spaces: Sequence[DesignSpace]) -> Section:
     text = f"Tokens per second and GPU of the best split at {PREFILL_HEAVY} by the GPUs of a link domain."
     rows = []
     for space in spaces:
@@ -142,7 +148,7 @@ def _domains(spaces: Sequence[DesignSpace]) -> Section:
     return table_section("Link domains", text, ["model", "tokens/s/user", *(f"{size} GPUs" for size in DOMAINS)], rows)
 
 
-def _transfer(spaces: Sequence[DesignSpace]) -> Section:
+def _kv_section(spaces: Sequence[DesignSpace]) -> Section:
     text = (
         "GB/s of KV that leave each GPU of context and reach each GPU of generation in the best split at 50 tokens/s; "
         "the network of one GPU gives, one way, what the last column says."
@@ -155,7 +161,7 @@ def _transfer(spaces: Sequence[DesignSpace]) -> Section:
     return table_section("KV transfer", text, ["model", "traffic", "out", "in", "network"], rows)
 
 
-def _deployments(spaces: Sequence[DesignSpace]) -> Section:
+def _layouts_section(spaces: Sequence[DesignSpace]) -> Section:
     text = (
         "Engines of context, then of generation: TP tensor, DP and EP data and expert parallel, PP pipeline stages, b "
         "prompts or sequences at once, chunk tokens of a prompt in a pass."
@@ -174,7 +180,7 @@ def _deployments(spaces: Sequence[DesignSpace]) -> Section:
     return table_section("Deployments", text, head, rows)
 
 
-def _kinds(space: DesignSpace) -> Sequence[Deployments]:
+def _frontiers_of(space: DesignSpace) -> Sequence[Deployments]:
     """Return the frontiers in the order of `KINDS`."""
     return space.disaggregated, space.colocated, space.without_piggyback, space.with_piggyback
 
@@ -182,7 +188,7 @@ def _kinds(space: DesignSpace) -> Sequence[Deployments]:
 def _frontier_charts(space: DesignSpace) -> Iterator[Chart]:
     series = [
         Series(name, front.speed[::-1].tolist(), front.density[::-1].tolist(), colour=colour)
-        for (name, colour), front in zip(KINDS, _kinds(space), strict=True)
+        for (name, colour), front in zip(KINDS, _frontiers_of(space), strict=True)
         if len(front.speed)
     ]
     title = f"{space.case.model}, {space.case.traffic}"
@@ -192,7 +198,7 @@ def _frontier_charts(space: DesignSpace) -> Iterator[Chart]:
 
 def _frontier_rows(spaces: Sequence[DesignSpace]) -> Iterator[Sequence[object]]:
     for space in spaces:
-        for (name, _), front in zip(KINDS, _kinds(space), strict=True):
+        for (name, _), front in zip(KINDS, _frontiers_of(space), strict=True):
             for number in range(len(front.speed)):
                 figures = [float(column[number]) for column in (front.speed, front.density, front.ratio)]
                 yield [space.case.model, space.case.traffic, name, *figures, space.layout_of(front, number)]
@@ -230,7 +236,7 @@ def main(options: DesignOptions) -> int:
     )
     spaces = [DesignSpace(case) for case in chosen]
     took = time.monotonic() - began
-    sections = [*sections_of_study(spaces), *_beyond(options)]
+    sections = [*sections_of_study(spaces), *_beyond_the_study(options)]
     options.out.mkdir(parents=True, exist_ok=True)
     text = write_study(options.out, spaces, sections, took)
     if options.docs is not None:
@@ -239,7 +245,7 @@ def main(options: DesignOptions) -> int:
     return 0
 
 
-def _beyond(options: DesignOptions) -> list[Section]:
+def _beyond_the_study(options: DesignOptions) -> list[Section]:
     """Return what the published study leaves out, as far as it was asked for and can be had."""
     sections = [simulated_section(options.traces)] if options.simulated else []
     measured = None if options.traces is None else options.traces / FILE

@@ -185,8 +185,8 @@ def compared(
         manifest=manifest,
         requests=len(records),
         date=utc_now(),
-        ttft=_latency("TTFT", [record.ttft for record in records], ttft),
-        tpot=_latency("TPOT", [record.tpot for record in records], tpot),
+        ttft=_latency_error("TTFT", [record.ttft for record in records], ttft),
+        tpot=_latency_error("TPOT", [record.tpot for record in records], tpot),
     )
 
 
@@ -209,7 +209,7 @@ def note(ledger: Path, accuracy: ProfileAccuracy) -> None:
         raise ConfigError(f"{ledger} can't be written: {error.strerror}") from error
 
 
-def _latency(name: str, real: Sequence[float | None], predicted: Sequence[float]) -> LatencyError:
+def _latency_error(name: str, real: Sequence[float | None], predicted: Sequence[float]) -> LatencyError:
     sides = [spread(value for value in side if value is not None) for side in (real, predicted)]
     figures = [[getattr(side, point) for point in POINTS] for side in sides if side is not None]
     if len(figures) < len(sides):

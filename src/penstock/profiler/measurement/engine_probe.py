@@ -112,7 +112,7 @@ class HttpProbe:
         if sample.cached is not None and sample.cached > tokens * (1.0 - WARM):
             raise EngineError(f"{self.card.url} had {sample.cached} of {tokens} new tokens in its cache")
         inside = await self._inside()
-        return ProbeSample(_first(sample), None if inside is None else inside[0])
+        return ProbeSample(_first_token_seconds(sample), None if inside is None else inside[0])
 
     async def _decode(self, key: PointKey) -> ProbeSample:
         await self._warmed(key)
@@ -145,7 +145,7 @@ class HttpProbe:
         due = STEPS / 3 * alone.seconds
         shots.append(self._shot(len(shots), self._prompt(key.tokens), 1, due))
         *beside, lone = await self._send(shots)
-        answered = lone.sent + _first(lone)
+        answered = lone.sent + _first_token_seconds(lone)
         gaps = [gap for sample in beside if (gap := gap_of(sample, lone.sent, answered, alone.seconds)) is not None]
         if 2 * len(gaps) < len(beside):
             raise EngineError(f"the streams of {key} ended before the prompt's pass")
@@ -170,7 +170,7 @@ class HttpProbe:
         handoff = msgspec.structs.replace(handoff, source=source)
         (remote,) = await self._send([self._shot(0, prompt, 1, more=way.decode(made, handoff))])
         (local,) = await self._send([self._shot(0, prompt, 1)])
-        return ProbeSample(max(0.0, _first(remote) - _first(local)))
+        return ProbeSample(max(0.0, _first_token_seconds(remote) - _first_token_seconds(local)))
 
     async def _warmed(self, key: PointKey) -> None:
         same = None if self._warm is None else (self._warm.seqs, self._warm.context)
@@ -279,5 +279,5 @@ def gap_of(sample: ShotSample, sent: float, answered: float, step: float) -> flo
     return after[0] - before[-1] - (tokens - 1) * step
 
 
-def _first(sample: ShotSample) -> float:
+def _first_token_seconds(sample: ShotSample) -> float:
     return sample.chunks[0][0] - sample.sent

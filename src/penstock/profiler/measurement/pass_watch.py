@@ -56,7 +56,7 @@ async def watched_engines(
         EngineError: one can't be reached, or a cluster has none.
         ConfigError: they are not of one model, kind and version.
     """
-    rows = await _workers(http, url.rstrip("/").removesuffix("/v1"), key)
+    rows = await _worker_rows(http, url.rstrip("/").removesuffix("/v1"), key)
     if rows is None:
         cards = [await attached_engine(http, url, model, "engine", stats)]
     else:
@@ -81,7 +81,7 @@ async def watched_engines(
     return watched
 
 
-async def _workers(http: aiohttp.ClientSession, base: str, key: str | None) -> list[WorkerStatus] | None:
+async def _worker_rows(http: aiohttp.ClientSession, base: str, key: str | None) -> list[WorkerStatus] | None:
     """Return the rows of a cluster's status; None where the server at the URL is no frontend."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
@@ -142,7 +142,7 @@ class PassBook:
             self.unequal += window.passes
             return
         context = 0.0 if kind == "prefill" or kv is None else kv / seqs
-        place = (kind, self.tp, _bin(tokens), _bin(seqs), _bin(context))
+        place = (kind, self.tp, _context_bin(tokens), _context_bin(seqs), _context_bin(context))
         self.windows[place].append((window.wall / window.passes, tokens, seqs, context))
 
     def _kv(self, window: StepStats) -> float | None:
@@ -235,7 +235,7 @@ async def watch(
         until = now() + seconds
         async with asyncio.TaskGroup() as listening:
             for book, engine in zip(books, watched, strict=True):
-                listening.create_task(_listen(book, engine.card, http, until, now))
+                listening.create_task(_listen_to_engine(book, engine.card, http, until, now))
     points, passes = points_of(books), sum(book.passes for book in books)
     unequal = sum(book.unequal for book in books)
     if not points:
@@ -266,7 +266,7 @@ async def watch(
     return msgspec.structs.replace(manifest, left_out=[*manifest.left_out, *unseen(manifest, points)])
 
 
-async def _listen(
+async def _listen_to_engine(
     book: PassBook, card: WorkerCard, http: aiohttp.ClientSession, until: float, now: Callable[[], float]
 ) -> None:
     source, gauge = steps_of(card, http, "profile-watch"), dialect_of(card.engine).counters.kv_usage
@@ -285,5 +285,5 @@ async def _listen(
         source.close()
 
 
-def _bin(value: float) -> int:
+def _context_bin(value: float) -> int:
     return round(math.log(value) / math.log(BIN)) if value > 0 else -1

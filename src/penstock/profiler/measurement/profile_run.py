@@ -212,14 +212,14 @@ async def run(options: ProfileOptions) -> ProfileManifest:
             if manifest is not None and ShareOfBudget(options, tp, 1, begun, points.gpu_seconds, time.monotonic).over():
                 left_out.append(f"TP {tp}: time was up before its engine was started")
                 continue
-            async with _engine(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
+            async with _engine_of_size(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
                 if manifest is None:
-                    manifest = await _subject(options, card, gpus, http)
+                    manifest = await _measured_subject(options, card, gpus, http)
                     points.open(manifest)
                 limits[size] = card.limits
                 points.begin()
                 if starts is not None and (key := PointKey("cold_start", size)) not in points.done:
-                    points.add(key, _start(key.kind, size, starts))
+                    points.add(key, _start_point(key.kind, size, starts))
                 budget = ShareOfBudget(
                     options, size, max(1, len(sizes) - place), begun, points.gpu_seconds, time.monotonic
                 )
@@ -229,7 +229,7 @@ async def run(options: ProfileOptions) -> ProfileManifest:
                 probe = HttpProbe(http, card, partner)
                 swept = msgspec.structs.replace(options.sweep, ttft=options.slo.ttft, itl=options.slo.itl)
                 try:
-                    with _progress(f"TP {size}") as begun_point:
+                    with _shown_progress(f"TP {size}") as begun_point:
                         sweep = Sweep(probe, size, swept, points.done, budget, record=points.add, begun=begun_point)
                         await sweep.run()
                 finally:
@@ -239,7 +239,7 @@ async def run(options: ProfileOptions) -> ProfileManifest:
             if starts is not None and warm not in points.done and not budget.over():
                 points.begin()
                 async with started_engine(http, card.model, options.pool, tp, indices, options.out / "logs") as again:
-                    points.add(warm, _start("warm_start", size, again.seconds))
+                    points.add(warm, _start_point("warm_start", size, again.seconds))
     assert manifest is not None
     manifest = finished(manifest, options, points, limits, left_out)
     measured = list(points.done.values())
@@ -277,7 +277,7 @@ def utc_now() -> str:
 
 
 @asynccontextmanager
-async def _engine(
+async def _engine_of_size(
     options: ProfileOptions,
     tp: int,
     http: aiohttp.ClientSession,
@@ -297,7 +297,7 @@ async def _engine(
         yield engine.card, tp, engine.seconds
 
 
-async def _subject(
+async def _measured_subject(
     options: ProfileOptions, card: WorkerCard, gpus: FoundGpus, http: aiohttp.ClientSession
 ) -> ProfileManifest:
     version = (await EngineServer(http, card.url).object("/version")).get("version")
@@ -318,12 +318,12 @@ async def _subject(
     )
 
 
-def _start(kind: PointKind, tp: int, seconds: float) -> ProfilePoint:
+def _start_point(kind: PointKind, tp: int, seconds: float) -> ProfilePoint:
     return ProfilePoint(kind=kind, tp=tp, mean=seconds)
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[PointKey], None]]:
+def _shown_progress(what: str) -> Iterator[Callable[[PointKey], None]]:
     """Show which point is measured, on a terminal; elsewhere nothing."""
     if not sys.stderr.isatty():
         yield lambda key: None

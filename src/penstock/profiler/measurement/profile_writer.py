@@ -45,17 +45,17 @@ def profile_page(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> P
             if size is not None
         ],
         sections=[
-            Section("Prefill", [LATENCIES, *lines], _prefill(manifest, points), files=["points.csv"]),
-            Section(f"Decode, TP {picked}", [], _decode(manifest, points, picked), files=["points.csv"]),
+            Section("Prefill", [LATENCIES, *lines], _prefill_charts(manifest, points), files=["points.csv"]),
+            Section(f"Decode, TP {picked}", [], _decode_charts(manifest, points, picked), files=["points.csv"]),
             Section(
-                "Costs beside the passes", tables=[text_table("seconds", ("what", "ms"), _costs(manifest, points))]
+                "Costs beside the passes", tables=[text_table("seconds", ("what", "ms"), _cost_rows(manifest, points))]
             ),
             Section("Not known", [*manifest.left_out, *unseen(manifest, points)]),
         ],
     )
 
 
-def _prefill(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> list[Chart]:
+def _prefill_charts(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> list[Chart]:
     by_size = [
         (tp, sorted((p for p in points if p.kind == "prefill" and p.tp == tp), key=lambda p: p.tokens))
         for tp in manifest.sizes
@@ -64,12 +64,12 @@ def _prefill(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> list[
     rate = [series_of(f"TP {tp}", [(p.tokens, p.tokens / p.mean / tp) for p in mine]) for tp, mine in by_size if mine]
     x = Axis("prompt tokens")
     return [
-        Chart("TTFT", ttft, "seconds", x, Axis(unit="seconds"), marks=_slo("TTFT SLO", manifest.slo.ttft)),
+        Chart("TTFT", ttft, "seconds", x, Axis(unit="seconds"), marks=_slo_marks("TTFT SLO", manifest.slo.ttft)),
         Chart("Prefill throughput per GPU", rate, "tokens/s/GPU", x, Axis()),
     ]
 
 
-def _decode(manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int) -> list[Chart]:
+def _decode_charts(manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int) -> list[Chart]:
     mine = [point for point in points if point.kind == "decode" and point.tp == tp]
     room = manifest.limits_of(tp).kv_tokens
     itl, rate, over_kv = [], [], []
@@ -80,7 +80,7 @@ def _decode(manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int) 
         rate.append(series_of(name, [(p.seqs, p.seqs / p.mean / tp) for p in row]))
         if room:
             over_kv.append(series_of(name, [(p.seqs * p.context / room, p.mean) for p in row]))
-    marks, flight = _slo("ITL SLO", manifest.slo.itl), Axis("requests in flight")
+    marks, flight = _slo_marks("ITL SLO", manifest.slo.itl), Axis("requests in flight")
     kv = Axis("KV use", "share")
     return [
         Chart("ITL by context and requests in flight", itl, "seconds", flight, Axis(unit="seconds"), marks=marks),
@@ -89,11 +89,11 @@ def _decode(manifest: ProfileManifest, points: Sequence[ProfilePoint], tp: int) 
     ]
 
 
-def _slo(name: str, seconds: float | None) -> list[Mark]:
+def _slo_marks(name: str, seconds: float | None) -> list[Mark]:
     return [] if seconds is None else [Mark(name, seconds, "y")]
 
 
-def _costs(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> Iterable[Sequence[str]]:
+def _cost_rows(manifest: ProfileManifest, points: Sequence[ProfilePoint]) -> Iterable[Sequence[str]]:
     host = manifest.host
     for tp in manifest.sizes:
         for what, known in (("gap between decode passes", host.pass_gap), ("request beside its passes", host.request)):
@@ -140,7 +140,7 @@ def write_profile(folder: Path, manifest: ProfileManifest, points: Sequence[Prof
     names = ProfilePoint.__struct_fields__
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        columns: dict[str, Column] = {name: _column([getattr(point, name) for point in points]) for name in names}
+        columns: dict[str, Column] = {name: _saved_column([getattr(point, name) for point in points]) for name in names}
         np.savez_compressed(folder / POINTS, **columns)  # type: ignore[arg-type]
         rows = [[getattr(point, name) for name in names] for point in points]
         write_csv(folder / "points.csv", names, [["" if cell is None else cell for cell in row] for row in rows])
@@ -166,7 +166,7 @@ def _write_table(folder: Path, npz: str, plain: str, table: Mapping[str, Column]
     (folder / plain).write_text(json.dumps(lists) + "\n")
 
 
-def _column(values: Sequence[str | float | None]) -> Column:
+def _saved_column(values: Sequence[str | float | None]) -> Column:
     """Return a column; an unknown number is NaN."""
     if any(value is None for value in values):
         return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)

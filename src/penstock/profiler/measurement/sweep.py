@@ -89,12 +89,12 @@ def most_uncertain(grid: Sequence[int], measured: Mapping[int, tuple[float, floa
         if point in measured or not 0 < right < len(at):
             continue
         low, high = at[right - 1], at[right]
-        between = _line(point, low, high, measured)
+        between = _line_between(point, low, high, measured)
         guesses = []
         if right >= 2:
-            guesses.append(_line(point, at[right - 2], low, measured))
+            guesses.append(_line_between(point, at[right - 2], low, measured))
         if right + 1 < len(at):
-            guesses.append(_line(point, high, at[right + 1], measured))
+            guesses.append(_line_between(point, high, at[right + 1], measured))
         apart = max((abs(guess - between) for guess in guesses), default=math.inf)
         # Near a measured point the line is near its value, whatever the slopes are.
         share = 4.0 * (point - low) * (high - point) / (high - low) ** 2
@@ -118,7 +118,7 @@ def crossing_of(measured: Mapping[int, tuple[float, float]], target: float | Non
     return None
 
 
-def _line(point: int, low: int, high: int, measured: Mapping[int, tuple[float, float]]) -> float:
+def _line_between(point: int, low: int, high: int, measured: Mapping[int, tuple[float, float]]) -> float:
     (first, _), (last, _) = measured[low], measured[high]
     return first + (last - first) * (point - low) / (high - low)
 
@@ -203,7 +203,7 @@ class Sweep:
         options = self._options
         await self._point(self._key("prefill", tokens=options.isl))
         await self._decode(options.context)
-        await self._line(
+        await self._measure_line(
             prompt_lengths(self._longest, options.prefill_granularity, options.isl), self._prompt, options.ttft
         )
         for context in contexts(self._longest, options.decode_granularity, options.context):
@@ -219,9 +219,9 @@ class Sweep:
     async def _decode(self, context: int) -> None:
         most = in_flight_max(self._probe.limits, context, OUTPUT)
         target = self._options.itl if context == self._options.context else None
-        await self._line(flights(most), lambda seqs: self._key("decode", seqs=seqs, context=context), target)
+        await self._measure_line(flights(most), lambda seqs: self._key("decode", seqs=seqs, context=context), target)
 
-    async def _line(self, grid: list[int], key: Callable[[int], PointKey], target: float | None) -> None:
+    async def _measure_line(self, grid: list[int], key: Callable[[int], PointKey], target: float | None) -> None:
         """Measure some points of a line, then where it is most uncertain, then where it crosses the target."""
         measured: dict[int, tuple[float, float]] = {}
         ahead = first_of(grid)

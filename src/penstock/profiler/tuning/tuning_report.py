@@ -45,7 +45,7 @@ class SettingEffect:
     @property
     def text(self) -> str:
         """The effect in words; a range with both signs tells nothing."""
-        saved = f"{_hours(self.gpu_hours, '+')} GPU-hours" if round(self.gpu_hours, 4) else ""
+        saved = f"{_hours_text(self.gpu_hours, '+')} GPU-hours" if round(self.gpu_hours, 4) else ""
         if self.gain is None:
             return ", ".join(filter(None, ("too few requests to tell", saved)))
         unsure = "no difference can be told: " if self.gain.low <= 0 <= self.gain.high else ""
@@ -124,8 +124,8 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
             {
                 "proposed": row.candidate == outcome.proposed,
                 "changes": {change.key: change.new for change in row.changes},
-                "searched": _figures(row.searched),
-                "holdout": _figures(row.holdout),
+                "searched": _trial_figures(row.searched),
+                "holdout": _trial_figures(row.holdout),
                 "gain": row.gain,
             }
             for row in outcome.rows
@@ -143,19 +143,19 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
     }
 
 
-def _tried(outcome: TuningOutcome) -> str:
+def _tried_text(outcome: TuningOutcome) -> str:
     return f"{counted(outcome.configurations, 'trial')} in {counted(len(outcome.trials), 'simulation')}"
 
 
-def _figures(trial: TuningTrial) -> dict[str, float]:
+def _trial_figures(trial: TuningTrial) -> dict[str, float]:
     return {"attainment": trial.attainment, "gpu_hours": trial.gpu_hours, "strain_p99": trial.strain}
 
 
 def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
     searched, holdout = outcome.requests
-    title = f"{_tried(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
-    print_outcome(title, HEAD, _cells(outcome), _sentences(outcome, out), words=(0, len(HEAD) - 1))
+    title = f"{_tried_text(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
+    print_outcome(title, HEAD, _front_cells(outcome), _sentences(outcome, out), words=(0, len(HEAD) - 1))
 
 
 def _sentences(outcome: TuningOutcome, out: Path) -> Iterator[str]:
@@ -172,12 +172,12 @@ def _sentences(outcome: TuningOutcome, out: Path) -> Iterator[str]:
     yield f"{out}/tuned.yaml has the proposed config, {out}/report.html the front."
 
 
-def _hours(hours: float, sign: str = "") -> str:
+def _hours_text(hours: float, sign: str = "") -> str:
     """Return GPU-hours with enough places for a trace of seconds."""
     return f"{hours:{sign},.{2 if abs(hours) >= 1 else 4}f}"
 
 
-def _cells(outcome: TuningOutcome) -> list[list[str]]:
+def _front_cells(outcome: TuningOutcome) -> list[list[str]]:
     cells = []
     for row in outcome.rows:
         name = "proposed" if row.candidate == outcome.proposed and row.changes else ""
@@ -186,11 +186,11 @@ def _cells(outcome: TuningOutcome) -> list[list[str]]:
             [
                 name if row.changes else "as configured",
                 percent(row.searched.attainment),
-                _hours(row.searched.gpu_hours),
+                _hours_text(row.searched.gpu_hours),
                 percent(row.holdout.attainment),
-                _hours(row.holdout.gpu_hours),
+                _hours_text(row.holdout.gpu_hours),
                 "" if won is None else f"{100 * won.mean:+.1f} ({100 * won.low:+.1f} to {100 * won.high:+.1f})",
-                ", ".join(f"{_short(change.key)} {_value_text(change.new)}" for change in row.changes),
+                ", ".join(f"{_short_key(change.key)} {_value_text(change.new)}" for change in row.changes),
             ]
         )
     return cells
@@ -200,12 +200,12 @@ def tuning_page(outcome: TuningOutcome) -> Page:
     """Return the page: all trials on the whole of the searched traffic, and the front on both parts."""
     whole = [each for each in outcome.trials if each.share == 1.0 and not each.holdout]
     charts = [
-        _chart(
+        _trial_chart(
             "On the searched traffic",
             [("tried", whole), ("front", [row.searched for row in outcome.rows[1:]])],
             outcome.rows[0].searched,
         ),
-        _chart(
+        _trial_chart(
             "On the held-out traffic", [("front", [row.holdout for row in outcome.rows[1:]])], outcome.rows[0].holdout
         ),
     ]
@@ -220,20 +220,20 @@ def tuning_page(outcome: TuningOutcome) -> Page:
     )
     return Page(
         title="Tuned settings",
-        about=f"{_tried(outcome)}; held out: the last {outcome.seconds[1]:,.0f} s",
+        about=f"{_tried_text(outcome)}; held out: the last {outcome.seconds[1]:,.0f} s",
         notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
         sections=[
             Section(
                 "Attainment against cost",
                 charts=charts,
-                tables=[text_table("The front", HEAD, _cells(outcome)), diff],
+                tables=[text_table("The front", HEAD, _front_cells(outcome)), diff],
                 files=["trials.csv"],
             )
         ],
     )
 
 
-def _chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], before: TuningTrial) -> Chart:
+def _trial_chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], before: TuningTrial) -> Chart:
     colours: dict[str, Colour] = {"tried": "s5", "front": "s0", "as configured": "bad"}
     series = []
     for name, trials in [*parts, ("as configured", [before])]:
@@ -257,7 +257,7 @@ def _chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], befor
     )
 
 
-def _short(key: str) -> str:
+def _short_key(key: str) -> str:
     """Return a knob's name without the path to a pool."""
     parts = key.split(".")
     return ".".join(parts[-2:]) if parts[0] == "models" else key.removeprefix("router.")

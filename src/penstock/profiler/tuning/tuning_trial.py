@@ -71,7 +71,7 @@ def halve(
 
 def front(scores: Mapping[C, TrialScore]) -> list[C]:
     """Return the candidates that no other dominates, the cheapest first; of equal ones the least strained."""
-    layer = next(_layers(scores), [])
+    layer = next(_dominance_layers(scores), [])
     best: dict[tuple[float, float], C] = {}
     for candidate in layer:
         best.setdefault(scores[candidate][:2], candidate)
@@ -80,10 +80,10 @@ def front(scores: Mapping[C, TrialScore]) -> list[C]:
 
 def ranked(scores: Mapping[C, TrialScore]) -> list[C]:
     """Return all candidates, the best first: layer by layer."""
-    return [candidate for layer in _layers(scores) for candidate in layer]
+    return [candidate for layer in _dominance_layers(scores) for candidate in layer]
 
 
-def _layers(scores: Mapping[C, TrialScore]) -> Iterator[list[C]]:
+def _dominance_layers(scores: Mapping[C, TrialScore]) -> Iterator[list[C]]:
     """Yield layers that no later one dominates; within one, the least strained first."""
     left = dict(scores)
     while left:
@@ -152,7 +152,7 @@ def carry_out(traffic: Sequence[TrafficRequest], task: TuningTask) -> TuningTria
 
     def end(record: RequestRecord) -> None:
         if record.outcome != "cancelled":
-            ended.append((record.arrival, record.id, record.within(slo), _strain(record, slo)))
+            ended.append((record.arrival, record.id, record.within(slo), _strain_of(record, slo)))
 
     cluster = SimulatedCluster(plan, traffic, planner=planner_of(settings), record=end)
     cluster.run()
@@ -186,7 +186,7 @@ def gain(ours: TuningTrial, before: TuningTrial) -> Gain | None:
     return Gain(mean=mean, low=mean - spread, high=mean + spread)
 
 
-def _strain(record: RequestRecord, slo: Slo) -> float:
+def _strain_of(record: RequestRecord, slo: Slo) -> float:
     """Return the larger of TTFT and mean ITL over their targets; above 1 is a miss."""
     targets = slo.of(record.service_class)
     if record.outcome != "ok" or record.ttft is None:

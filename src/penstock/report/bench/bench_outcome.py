@@ -137,8 +137,8 @@ def _sentences(outcome: BenchOutcome) -> Iterator[str]:
     yield f"goodput {percent(summary.goodput_share)} of all submitted ({summary.in_slo} with {slo or 'no limit'})"
     yield f"hit rate {percent(summary.hit_rate)} of prompt tokens" + bound
     yield (
-        f"throughput {_rate(summary.ok, summary.duration)} requests/s, "
-        f"{_rate(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s"
+        f"throughput {_rate_text(summary.ok, summary.duration)} requests/s, "
+        f"{_rate_text(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s"
     )
     for name, share in summary.workers.items():
         yield (
@@ -153,5 +153,5 @@ def _sentences(outcome: BenchOutcome) -> Iterator[str]:
     yield place_of(outcome.run)
 
 
-def _rate(count: int, seconds: float) -> str:
+def _rate_text(count: int, seconds: float) -> str:
     return f"{count / seconds:,.1f}" if seconds > 0 else "-"

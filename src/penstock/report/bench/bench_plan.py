@@ -117,7 +117,7 @@ class BenchPlan:
                 due=request.at,
                 path=CHAT if chat else COMPLETIONS,
                 body=b"".join((head, field_name, prompt, tail)),
-                headers=_headers(options, self.id_of(number), request),
+                headers=_request_headers(options, self.id_of(number), request),
             )
 
     def id_of(self, number: int) -> str:
@@ -154,7 +154,7 @@ def plan_of(options: BenchOptions) -> BenchPlan:
     return BenchPlan(options=options, source=cut(options, source), total=total, trace=trace)
 
 
-def _headers(options: BenchOptions, id: str, request: TrafficRequest) -> dict[str, str]:
+def _request_headers(options: BenchOptions, id: str, request: TrafficRequest) -> dict[str, str]:
     headers = {"content-type": "application/json", "x-request-id": id}
     if options.api_key:
         headers["authorization"] = f"Bearer {options.api_key}"

@@ -162,11 +162,11 @@ async def run(options: BenchOptions, tls: ssl.SSLContext | None = None) -> Bench
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as http:
         model, block_size = await model_and_block_size(http, options)
-        folder = RunFolder.create(options.out, "bench", config=_config(options, model), seed=options.seed)
-        return await _load(http, options, plan, folder, model, block_size)
+        folder = RunFolder.create(options.out, "bench", config=_config_yaml(options, model), seed=options.seed)
+        return await _load_server(http, options, plan, folder, model, block_size)
 
 
-async def _load(
+async def _load_server(
     http: aiohttp.ClientSession,
     options: BenchOptions,
     plan: BenchPlan,
@@ -191,7 +191,7 @@ async def _load(
         gc.unfreeze()
         await cancel_all(tasks)
         collector.flush()
-    outcome = _judge(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
+    outcome = _judged_outcome(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
     (folder.path / "bench.json").write_text(json_text(as_dict(outcome)))
     write_gaps(folder.path, sorted(collector.gaps.items()))
     if options.html:
@@ -265,7 +265,7 @@ def record_of(sample: ShotSample, request: TrafficRequest, options: BenchOptions
         arrival=sample.sent,
         model=model,
         outcome=sample.ending,
-        fault=_fault(sample),
+        fault=_fault_of(sample),
         service_class=request.kind,
         isl=sample.prompt_tokens if sample.prompt_tokens is not None else planned,
         osl=sample.tokens,
@@ -286,7 +286,7 @@ def record_of(sample: ShotSample, request: TrafficRequest, options: BenchOptions
     )
 
 
-def _fault(sample: ShotSample) -> RecordFault:
+def _fault_of(sample: ShotSample) -> RecordFault:
     if sample.ending in ("ok", "cancelled", "unsent"):
         return "none"
     if sample.ending == "rejected":
@@ -296,7 +296,7 @@ def _fault(sample: ShotSample) -> RecordFault:
     return "client" if sample.status is not None and 400 <= sample.status < 500 else "engine"
 
 
-def _judge(
+def _judged_outcome(
     options: BenchOptions,
     plan: BenchPlan,
     folder: RunFolder,
@@ -328,7 +328,7 @@ def _judge(
         summary=summary,
         invalid=invalid,
         doubts=doubts,
-        notes=_notes(options, plan, collector, cache, sent),
+        notes=_run_notes(options, plan, collector, cache, sent),
         bound=None if cache is None or not cache.tokens else (cache.hits + collector.warm) / cache.tokens,
         block_size=None if cache is None else cache.block_size,
         counting=dict(sorted(collector.counting.items())),
@@ -344,7 +344,7 @@ def _judge(
     )
 
 
-def _notes(
+def _run_notes(
     options: BenchOptions, plan: BenchPlan, collector: _Collector, cache: InfiniteCache | None, sent: int
 ) -> list[str]:
     notes: list[str] = []
@@ -395,7 +395,7 @@ def _interruptible(generator: LoadGenerator) -> Iterator[list[int]]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def _config(options: BenchOptions, model: str) -> str:
+def _config_yaml(options: BenchOptions, model: str) -> str:
     """Return the options as YAML, without the API key."""
     fields = {name: value for name, value in asdict(options).items() if name != "api_key"}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}

@@ -250,7 +250,7 @@ class LoadGenerator:
     async def run(self, shots: Iterator[PlannedShot]) -> None:
         """Send every shot at its time, then wait for all answers."""
         prepared: deque[PlannedShot] = deque()
-        more = _prepare(shots, prepared)
+        more = _quiet_collector(shots, prepared)
         self._start = time.perf_counter()
         while prepared and not self._stopping.is_set():
             wait = prepared[0].due - self.now()
@@ -258,9 +258,9 @@ class LoadGenerator:
                 self._fire(prepared.popleft())
                 await asyncio.sleep(0)  # let it go out before the next body is made
                 if more and not prepared:
-                    more = _prepare(shots, prepared)
+                    more = _quiet_collector(shots, prepared)
             elif more and wait > SPARE and len(prepared) < PREPARED_MAX:
-                more = _prepare(shots, prepared)
+                more = _quiet_collector(shots, prepared)
                 await asyncio.sleep(0)
             else:
                 with contextlib.suppress(TimeoutError):
@@ -315,7 +315,7 @@ class LoadGenerator:
         sample.ending = "ok"
 
 
-def _prepare(shots: Iterator[PlannedShot], prepared: deque[PlannedShot]) -> bool:
+def _quiet_collector(shots: Iterator[PlannedShot], prepared: deque[PlannedShot]) -> bool:
     """Make one more shot; False where there is none."""
     shot = next(shots, None)
     if shot is None:

@@ -100,7 +100,7 @@ def fault_of(text: str) -> Fault:
         ConfigError: a field or its value is none of a fault's.
     """
     fields = dict(part.partition("=")[::2] for part in text.split(","))
-    return _fault({name.strip(): value.strip() for name, value in fields.items()}, f"the fault {text!r}")
+    return _checked_fault({name.strip(): value.strip() for name, value in fields.items()}, f"the fault {text!r}")
 
 
 def faults_of(path: Path) -> list[Fault]:
@@ -117,10 +117,10 @@ def faults_of(path: Path) -> list[Fault]:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(entries, list):
         raise ConfigError(f"{path} holds no list of faults")
-    return [_fault(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]
+    return [_checked_fault(entry, f"{path}[{number}]") for number, entry in enumerate(entries)]
 
 
-def _fault(entry: Any, where: str) -> Fault:
+def _checked_fault(entry: Any, where: str) -> Fault:
     if isinstance(entry, dict) and entry.get("restart") == "never":
         entry = {**entry, "restart": None}
     try:

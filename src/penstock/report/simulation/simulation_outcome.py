@@ -221,7 +221,7 @@ def compared(outcomes: Sequence[SimulationOutcome]) -> Iterator[ComparedFact]:
             "KV handed over (GB)": lambda o: f"{o.bytes_handed / 1e9:,.1f}",
         }
     if any(any(outcome.media.values()) for outcome in outcomes):
-        facts["images encoded, reused, read from the store"] = _media
+        facts["images encoded, reused, read from the store"] = _media_text
     if any(outcome.adapters for outcome in outcomes):
         facts = {
             **facts,
@@ -243,7 +243,7 @@ def compared(outcomes: Sequence[SimulationOutcome]) -> Iterator[ComparedFact]:
         yield ComparedFact(label, names, [tell(outcome) for outcome in outcomes], [None] * len(outcomes))
 
 
-def _media(outcome: SimulationOutcome) -> str:
+def _media_text(outcome: SimulationOutcome) -> str:
     return ", ".join(f"{outcome.media.get(name, 0):,}" for name in ("encoded", "reused", "fetched"))
 
 
@@ -252,8 +252,8 @@ def _from_tier(tier: str, outcome: SimulationOutcome) -> str:
     loaded = summary.cached_by_tier.get(tier, 0)
     if not summary.cached_tokens or summary.hit_rate is None:
         return "-"
-    return _percent(summary.hit_rate * loaded / summary.cached_tokens)
+    return _percent_text(summary.hit_rate * loaded / summary.cached_tokens)
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
