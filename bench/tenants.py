@@ -18,7 +18,7 @@ from penstock.report.markdown import write_part
 from penstock.router.settings import QueueSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.traffic.arrival_patterns import poisson
+from penstock.traffic.arrivals import poisson
 from penstock.traffic.traffic_request import TrafficRequest
 
 FLOODER = "flooder"

@@ -18,9 +18,10 @@ from penstock.kernel.media.media_tokens import TOKENS_MAX, TOKENS_MIN, image_tok
 from penstock.kernel.values import Prompt, RequestId
 from penstock.router.settings import HandoffSettings, RouterSettings
 from penstock.simulate.simulation_plan import PoolPlan
+from penstock.traffic.image_spec import ImageSpec
 from penstock.traffic.lengths import Fixed
 from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Images, ImageSpec, images
+from penstock.traffic.workloads import Images, images
 from tests.simulate.test_simulated_cluster import SIM, Run, plan
 
 SLOW_EYES = msgspec.structs.replace(SIM, encoder=EncoderSettings(tokens_per_second=5_000, overhead=0.0))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.reading.units import parse_number
 from penstock.kernel.errors import ConfigError
-from penstock.traffic import arrival_patterns, trace_slices
+from penstock.traffic import arrivals, trace_slices
 from penstock.traffic.arrival_patterns import parse_arrivals
 from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
@@ -35,14 +35,14 @@ def test_arrivals_ascend_keep_their_rate_and_their_seed(kind: str) -> None:
 
 
 def test_gamma_gaps_are_as_bursty_as_asked() -> None:
-    found = list(itertools.islice(arrival_patterns.gamma(10.0, 3.0, random.Random(2)), 50_000))
+    found = list(itertools.islice(arrivals.gamma(10.0, 3.0, random.Random(2)), 50_000))
     gaps = [later - earlier for earlier, later in itertools.pairwise(found)]
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(3.0, rel=0.1)
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="rate"):
-        next(arrival_patterns.poisson(0.0, random.Random(0)))
+        next(arrivals.poisson(0.0, random.Random(0)))
 
 
 def test_lengths_stay_in_range_and_follow_their_weights() -> None:

@@ -23,11 +23,12 @@ from penstock.traffic.formats.time_units import TimeUnit
 from penstock.traffic.formats.trace_format import Format, reader
 from penstock.traffic.formats.trace_rows import TraceRequests
 from penstock.traffic.formats.trace_tables import NAMED
+from penstock.traffic.image_spec import IMAGE_KINDS
 from penstock.traffic.inline_spec import parse
 from penstock.traffic.lengths import parse_lengths
 from penstock.traffic.planned_sessions import Form
 from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import IMAGE_KINDS, SETTLE, Name, Plain, images, plain, workload
+from penstock.traffic.workloads import SETTLE, Name, Plain, images, plain, workload
 
 
 @contextmanager

@@ -1,81 +1,15 @@
-"""Arrivals: endless streams of ascending times in seconds, and the kinds of ``--arrivals`` with their settings."""
+"""Arrival patterns: the kinds of ``--arrivals``, each with its settings and its stream of times."""
 
 import random
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Knob
-from penstock.traffic import inline_spec, rate_profiles
+from penstock.traffic import arrivals, inline_spec, rate_profiles
+from penstock.traffic.arrivals import Arrivals
 from penstock.traffic.rate_profiles import DelayedProfile, RateProfile, follow
-
-Arrivals = Iterator[float]
-
-
-def poisson(rate: float, rng: random.Random) -> Arrivals:
-    """Independent arrivals, ``rate`` per second."""
-    _check_positive("rate", rate)
-    at = 0.0
-    while True:
-        at += rng.expovariate(rate)
-        yield at
-
-
-def gamma(rate: float, cv: float, rng: random.Random) -> Arrivals:
-    """Gamma-distributed gaps of mean 1/rate; ``cv`` is their deviation over their mean: above 1 is bursty, 1 Poisson.
-
-    Source: the renewal model that ServeGen (arXiv 2505.09999) fits to production clients.
-    """
-    _check_positive("rate", rate)
-    _check_positive("cv", cv)
-    shape = 1.0 / (cv * cv)
-    scale = 1.0 / (rate * shape)
-    at = 0.0
-    while True:
-        at += rng.gammavariate(shape, scale)
-        yield at
-
-
-def constant(rate: float) -> Arrivals:
-    """One arrival every 1/rate seconds, the first at 0."""
-    _check_positive("rate", rate)
-    count = 0
-    while True:
-        yield count / rate
-        count += 1
-
-
-def bursts(rate: float, rng: random.Random, *, on: float = 5.0, off: float = 15.0, quiet: float = 0.1) -> Arrivals:
-    """Poisson arrivals whose rate switches between busy and quiet spells; ``rate`` is the mean over both.
-
-    Args:
-        on, off: mean length of a busy and of a quiet spell in seconds (exponential).
-        quiet: rate in a quiet spell as a share of that in a busy one, 0..1.
-    """
-    _check_positive("rate", rate)
-    _check_positive("on", on)
-    _check_positive("off", off)
-    busy_rate = rate * (on + off) / (on + off * quiet)
-    at, busy = 0.0, True
-    end = rng.expovariate(1.0 / on)
-    while True:
-        now = busy_rate if busy else busy_rate * quiet
-        step = rng.expovariate(now) if now > 0.0 else float("inf")
-        if at + step <= end:
-            at += step
-            yield at
-        else:  # the exponential has no memory: start anew in the next spell
-            at = end
-            busy = not busy
-            end = at + rng.expovariate(1.0 / (on if busy else off))
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0.0:
-        raise ValueError(f"{name} must be above 0, not {value}")
-
 
 _CV = Knob("Deviation of the gaps between arrivals over their mean: 1 is Poisson, more is burstier, 0 even.", ge=0)
 
@@ -98,7 +32,7 @@ class PoissonArrivals(ArrivalPattern, frozen=True, kw_only=True):
 
     def stream(self, rate: float, rng: random.Random, *, lead: float = 0.0) -> Arrivals:
         """Return ascending times in seconds."""
-        return poisson(rate, rng)
+        return arrivals.poisson(rate, rng)
 
 
 class GammaArrivals(ArrivalPattern, frozen=True, kw_only=True):
@@ -108,7 +42,7 @@ class GammaArrivals(ArrivalPattern, frozen=True, kw_only=True):
 
     def stream(self, rate: float, rng: random.Random, *, lead: float = 0.0) -> Arrivals:
         """Return ascending times in seconds."""
-        return gamma(rate, self.cv, rng)
+        return arrivals.gamma(rate, self.cv, rng)
 
 
 class ConstantArrivals(ArrivalPattern, frozen=True, kw_only=True):
@@ -116,7 +50,7 @@ class ConstantArrivals(ArrivalPattern, frozen=True, kw_only=True):
 
     def stream(self, rate: float, rng: random.Random, *, lead: float = 0.0) -> Arrivals:
         """Return ascending times in seconds."""
-        return constant(rate)
+        return arrivals.constant(rate)
 
 
 class BurstArrivals(ArrivalPattern, frozen=True, kw_only=True):
@@ -128,7 +62,7 @@ class BurstArrivals(ArrivalPattern, frozen=True, kw_only=True):
 
     def stream(self, rate: float, rng: random.Random, *, lead: float = 0.0) -> Arrivals:
         """Return ascending times in seconds."""
-        return bursts(rate, rng, on=self.on, off=self.off, quiet=self.quiet)
+        return arrivals.bursts(rate, rng, on=self.on, off=self.off, quiet=self.quiet)
 
 
 class ShapedArrivals(ArrivalPattern, frozen=True, kw_only=True):

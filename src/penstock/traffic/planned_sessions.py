@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.traffic.arrival_patterns import Arrivals
+from penstock.traffic.arrivals import Arrivals
 from penstock.traffic.lengths import Empirical, Lengths
 from penstock.traffic.prompt_maker import words
 from penstock.traffic.traffic_request import ChatMessage, TrafficRequest

@@ -10,15 +10,13 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.kernel.errors import ConfigError
-from penstock.kernel.settings import Knob
-from penstock.traffic.arrival_patterns import Arrivals, poisson
+from penstock.traffic.arrivals import Arrivals, poisson
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
 from penstock.traffic.planned_sessions import (
     BATCH,
@@ -427,20 +425,3 @@ def _starts_or_poisson(starts: Starts | None, rate: float, rng: random.Random) -
 def _mean_length(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
     own = np.random.default_rng(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
     return float(lengths.samples(own, draws).mean())
-
-
-class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Images of a request, and how often one comes again."""
-
-    count: Annotated[int, Knob("Images of each request.", unit="count", ge=1, le=64)] = 1
-    side: Annotated[int, Knob("Pixels of both sides of each; 0 is a mixture of usual sizes.", ge=0, le=8192)] = 0
-    repeats: Annotated[float, Knob("Share of the images that are popular ones.", unit="ratio", ge=0, le=1)] = 0.3
-    popular: Annotated[int, Knob("Popular images, the n-th asked for 1/n as often.", unit="count", ge=1)] = 200
-
-    def shape(self) -> Images:
-        """Return the workload's make-up."""
-        sides = (Fixed(self.side), Fixed(self.side)) if self.side else Images().sides
-        return Images(count=Fixed(self.count), sides=sides, repeats=self.repeats, popular=self.popular)
-
-
-IMAGE_KINDS = {"images": ImageSpec}
