@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership recipes requirements release version clean help bench-kv-events
+.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership recipes requirements release version clean help bench-kv-events
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -152,6 +152,9 @@ bench-fidelity: install ## Hold the simulated engine to a measured GPU run and t
 
 bench-disaggregation: install ## Aggregated engines against splits of equally many, a peer and a live run, into docs/ (20 minutes; PEERS=)
 	$(BIN)/python bench/disaggregation/run.py --docs docs/bench/disaggregation.md
+
+study-planner: install ## Attainment against GPU-hours of all policies, static fleets and a clairvoyant, into docs/ (a night, goes on; TRACES=)
+	$(BIN)/python bench/planner_study/run.py --full --traces $(or $(TRACES),../shared/traces) --docs docs/bench/planner-study.md
 
 study-disaggregation: install ## Search the design space of split engines and simulate what it leaves out, into docs/ (1 minute; TRACES=)
 	$(BIN)/penstock study disaggregation --out runs/design --docs docs/bench/disaggregation-study.md --traces $(or $(TRACES),../shared/traces)

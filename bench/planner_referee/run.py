@@ -19,16 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import plan
-import traffic
-from plan import Cell, Place
-from table import page
-
-from penstock.kernel.numeric_threads import ONE_THREAD
-from penstock.report.markdown import write_part
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import plan  # noqa: E402
+import traffic  # noqa: E402
+from plan import Cell, Place  # noqa: E402
+from table import page  # noqa: E402
+
+from penstock.kernel.numeric_threads import ONE_THREAD  # noqa: E402
+from penstock.report.markdown import write_part  # noqa: E402
+
 PATIENCE = 400.0
 """Seconds for one run; then it counts as failed."""
 Rows = dict[str, dict[str, Any]]

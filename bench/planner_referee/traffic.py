@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.report.study.study_traffic import ALL, STEP
+from bench.planner_study.traffic import ALL, STEP
 from penstock.traffic.formats.mooncake import MooncakeTrace
 from penstock.traffic.lengths import Lognormal
 from penstock.traffic.rate_profiles import PiecewiseProfile, follow

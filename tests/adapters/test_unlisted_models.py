@@ -16,8 +16,8 @@ from penstock.adapters.engines.pool_overrides import UNLISTED
 from penstock.cli.shared.attached_servers import ModelUnknown, attached_models
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.report.bench.bench_options import BenchOptions
-from penstock.report.bench.server_probe import ask
+from penstock.report.bench.bench_plan import BenchOptions
+from penstock.report.bench.bench_run import model_and_block_size
 from tests.adapters.answering import answering
 
 STATUS, NO_JSON, EMPTY = "answers with status {}", "answers without JSON", "lists no model"
@@ -132,9 +132,9 @@ async def test_a_name_that_is_a_folder_here_has_its_tokenizer(tmp_path: Path) ->
 @pytest.mark.parametrize(("listing", "why"), USELESS)
 async def test_the_load_generator_takes_the_name_too(listing: Any, why: str) -> None:
     async with answering(routes_of(listing)) as url, aiohttp.ClientSession() as http:
-        assert await ask(http, BenchOptions(url=url, model="m")) == ("m", None)
+        assert await model_and_block_size(http, BenchOptions(url=url, model="m")) == ("m", None)
         with pytest.raises((EngineError, ConfigError)):
-            await ask(http, BenchOptions(url=url))
+            await model_and_block_size(http, BenchOptions(url=url))
 
 
 def test_a_refusal_of_the_name_is_not_the_clients_doing() -> None:

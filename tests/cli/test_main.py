@@ -98,7 +98,7 @@ def test_what_does_not_need_them_imports_no_heavy_libraries(lines, heavy):
 @pytest.mark.parametrize(("own", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
 def test_a_command_that_computes_has_one_thread_per_process_unless_told_otherwise(own, threads):
     code = (
-        "import os, sys; from penstock.cli.main import main; main(['study', 'planner', '--help']); "
+        "import os, sys; from penstock.cli.main import main; main(['study', 'disaggregation', '--help']); "
         "assert 'numpy' not in sys.modules; sys.exit(os.environ['OPENBLAS_NUM_THREADS'])"
     )
     env = {name: value for name, value in os.environ.items() if name not in ONE_THREAD} | own

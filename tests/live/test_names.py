@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.adapters.engine_ports import free_port
-from penstock.report.run import run_reader
+from penstock.report.run.run_files import recorded_explanation
 from tests.live.cluster import Served, post, served, until
 
 TEMPLATE = """{% for message in messages %}[{{ message.role }}] {{ message.content }}
@@ -75,7 +75,7 @@ def test_names_defaults_prompt_and_template_hold_together(tmp_path: Path) -> Non
         until(lambda: copies.exists() and requests.exists() and record["request"] in requests.read_text(), 10)
         assert json.loads(copies.read_text().splitlines()[0])["id"] == record["copy"]
         assert record["copy"] not in requests.read_text(), "reports of the run are of clients' requests"
-        assert run_reader.explain(cluster.run, record["copy"]).request.copy_of == record["request"]  # type: ignore[union-attr]
+        assert recorded_explanation(cluster.run, record["copy"]).request.copy_of == record["request"]  # type: ignore[union-attr]
         assert "first" not in lines.read_text(), "no text of prompts or answers is recorded"
 
         weights = {"names.chat.models": "{old: 0, new: 1}"}

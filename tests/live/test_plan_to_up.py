@@ -11,7 +11,7 @@ import pytest
 
 from penstock.config.files.profile_manifest import read_measured
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan import measured_profiles
+from penstock.profiler.deployment_plan import plan_run
 from penstock.profiler.deployment_plan.intent_file import read_intent
 from penstock.profiler.deployment_plan.plan_run import plan
 from tests.engine.models import LLAMA_8B
@@ -87,7 +87,7 @@ def test_an_intent_is_measured_planned_from_that_profile_and_served(
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     (tmp_path / "intent.yaml").write_text(INTENT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measured_profiles, "SECONDS", 40.0)
+    monkeypatch.setattr(plan_run, "PROFILE_SECONDS", 40.0)
     intent = read_intent(tmp_path / "intent.yaml")
     assert intent.apply
     with pytest.raises(ConfigError, match="--output"):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.report.run import run_reader
+from penstock.report.run.run_files import recorded_explanation
 from tests.live.cluster import served
 from tests.live.test_operate import penstock
 
@@ -20,5 +20,5 @@ def test_a_served_cluster_answers_by_rendered_tokens(tmp_path: Path) -> None:
         assert status == 200
         text = penstock(up, "explain", headers["x-request-id"])
         assert "its prompt went to the engine as it was: it asks for several answers" in text
-    ended = run_reader.explain(up.run, headers["x-request-id"]).request
+    ended = recorded_explanation(up.run, headers["x-request-id"]).request
     assert ended is not None and "it asks for several answers" in ended.way, "the record has it, too"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.planner_study import tables as study_tables
 from penstock.page.page_file import BROWSER, SCRIPTS, html_of, write_page
 from penstock.page.page_schema import (
     Axis,
@@ -30,7 +31,6 @@ from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult
 from penstock.report.planner.planner_report_page import write_planner_report
 from penstock.report.run.run_page import write_report
-from penstock.report.study import study_tables
 from tests.live.browser import CONTRAST, browsed
 from tests.page.documents import charts, document_of
 from tests.report.planner_runs import request, tick, wave, write

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.planner_study.scenario import ENGINE, ITL, TABLE, TTFT, known_speeds
+from bench.planner_study.traffic import LENGTHS
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import EngineLimits, Role, Slo
@@ -15,8 +17,6 @@ from penstock.planner.performance.benchmark_table import BenchmarkTable
 from penstock.planner.sizing.attainment import AttainmentModel, LatencyTargets, coarse
 from penstock.planner.sizing.fleet_sizing import ShareTable
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
-from penstock.report.study.study_scenario import ENGINE, ITL, TABLE, TTFT, known_speeds
-from penstock.report.study.study_traffic import LENGTHS
 from penstock.router.settings import RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan

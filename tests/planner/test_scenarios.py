@@ -10,6 +10,8 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from bench.planner_study.metric_faults import silent_engine
+from bench.planner_study.scenario import ENGINE, LAYOUTS, SLO, known_speeds, plan_of, tables
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Role
 from penstock.planner.observation import ModelState, Observation, PoolState
@@ -17,8 +19,6 @@ from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
 from penstock.planner.tick_record import TickRecord
-from penstock.report.study.metric_faults import silent_engine
-from penstock.report.study.study_scenario import ENGINE, LAYOUTS, SLO, known_speeds, plan_of, tables
 from penstock.router.settings import QueueSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.traffic.traffic_request import TrafficRequest

@@ -1,7 +1,7 @@
 """Rows of a study that tests look at: made by hand, so that every number is known."""
 
-from penstock.report.study import contenders, study_cells
-from penstock.report.study.study_scenario import StudyResult
+from bench.planner_study import cells, contenders
+from bench.planner_study.scenario import StudyResult
 
 
 def result(hours: float, attainment: float, **more) -> StudyResult:
@@ -10,12 +10,12 @@ def result(hours: float, attainment: float, **more) -> StudyResult:
     )
 
 
-def done(who: str, *results: StudyResult, **cell) -> study_cells.StudyRow:
+def done(who: str, *results: StudyResult, **cell) -> cells.StudyRow:
     made = {"traffic": "ramps", "layout": "aggregated", "start_up": 120.0, "seed": 1, "contender": who, **cell}
-    return study_cells.StudyRow(cell=study_cells.StudyCell(**made), results=results)
+    return cells.StudyRow(cell=cells.StudyCell(**made), results=results)
 
 
-def studied() -> list[study_cells.StudyRow]:
+def studied() -> list[cells.StudyRow]:
     """Return a study of one place, and one fault."""
     return [
         done("slo", result(2.0, 0.5), result(4.0, 0.99), knob=contenders.BY_NAME["slo"].default),

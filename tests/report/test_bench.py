@@ -14,8 +14,9 @@ from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.request_record import decode_records
 from penstock.kernel.time_windows import QUANTILES
 from penstock.report.bench import saturation
-from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, as_json, print_table
+from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, print_table
 from penstock.report.bench.bench_run import BenchOptions, main, run
+from penstock.report.outcome import json_text
 from tests.report.fake_server import Answer, FakeServer, fake_server
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
@@ -192,7 +193,7 @@ async def test_the_run_folder_draws_itself(tmp_path: Path, trace: Path, capsys: 
     folder = Path(outcome.run)
     assert {"run.json", "requests.jsonl", "bench.json", "report.html"} <= names_in(folder)
     assert (folder / "report-ttft.csv").read_text().startswith("ttft_s,share\n")
-    assert json.loads((folder / "bench.json").read_text()) == json.loads(as_json(outcome))
+    assert json.loads((folder / "bench.json").read_text()) == json.loads(json_text(as_dict(outcome)))
     print_table(outcome)
     printed = capsys.readouterr().out
     assert "TTFT" in printed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report.bench.token_stream import AnswerStream, BadStream
+from penstock.report.bench.load_generator import AnswerStream, BadStream
 
 
 def event(**fields: object) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench.planner_study.scenario import ITL, LAYOUTS, TTFT, known_speeds, plan_of
 from penstock.cli.replay import text_of
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Role, Slo
@@ -15,7 +16,6 @@ from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.policies import slo as policy
 from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
 from penstock.report.journal_replay import replay
-from penstock.report.study.study_scenario import ITL, LAYOUTS, TTFT, known_speeds, plan_of
 from penstock.runtime.records import journal_writer
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.simulate.simulated_cluster import SimulatedCluster

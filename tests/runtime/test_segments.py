@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.request_record import RequestRecord
-from penstock.report.run import run_reader
 from penstock.report.run.recording import Recording
+from penstock.report.run.run_files import newest_ends, recorded_explanation
 from penstock.report.run.run_page import write_report
-from penstock.report.trace_file import opened as opened_trace
+from penstock.report.traffic_options import opened as opened_trace
 from penstock.runtime.records import segments
 from penstock.runtime.records.run_folder import Cap, LineWriter
 
@@ -107,8 +107,8 @@ def test_every_reader_goes_across_segments_and_says_where_some_are_deleted(tmp_p
     for part, first in (("requests.3.jsonl", 0), ("requests.4.jsonl", 10), ("requests.jsonl", 20)):
         (tmp_path / part).write_bytes(b"".join(record(number) for number in range(first, first + 10)))
     ids = [f"r-{number}" for number in range(30)]
-    assert [entry.id for entry in run_reader.newest(tmp_path, 25)] == ids[::-1][:25]
-    assert run_reader.explain(tmp_path, "r-3").request.id == "r-3"
+    assert [entry.id for entry in newest_ends(tmp_path, 25)] == ids[::-1][:25]
+    assert recorded_explanation(tmp_path, "r-3").request.id == "r-3"
     recording = Recording(tmp_path)
     assert [entry.id for entry in recording.requests(12, 15.0)] == ids[:15][::-1][:12]
     assert sum(recording.whole_run().columns["arrived"]) == 30

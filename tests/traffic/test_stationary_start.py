@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.traffic import arrivals
+from penstock.config.reading.units import parse_number
+from penstock.traffic.arrival_patterns import parse_arrivals
 from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
 from penstock.traffic.planned_sessions import UNIT, PromptWriter, blocks_of, zipf
 from penstock.traffic.workloads import (
@@ -23,8 +24,8 @@ from penstock.traffic.workloads import (
     Chat,
     Coding,
     Name,
-    _mean,
-    _program,
+    _agent_program,
+    _mean_length,
     _ProgramDraws,
     workload,
 )
@@ -93,18 +94,19 @@ def naive_programs(starts: Iterator[float], rng: random.Random) -> Iterator[Row]
     products = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.products)]
     popular = zipf(shape.products)
     for number, start in enumerate(starts):
-        for turn in _program(shape, writer, draws, products[popular.sample(rng)], start):
+        for turn in _agent_program(shape, writer, draws, products[popular.sample(rng)], start):
             isl = sum(piece.blocks for piece in turn.history.pieces[: turn.pieces]) * CODING_UNIT
             yield Row(turn.at, f"{number}/{turn.branch}", turn.number, isl, turn.osl, turn.think)
         if start > SETTLE["coding"] + WINDOW["coding"]:
             return
 
 
-def starts_of(pattern: arrivals.Kind, rng: random.Random) -> Callable[[float], Iterator[float]]:
-    return lambda rate: arrivals.arrivals(pattern, rate, rng, cv=3.0)
+def starts_of(pattern: str, rng: random.Random) -> Callable[[float], Iterator[float]]:
+    text = "gamma:cv=3" if pattern == "gamma" else pattern
+    return lambda rate: parse_arrivals(text, parse_number).stream(rate, rng)
 
 
-def naive(kind: Name, pattern: arrivals.Kind, seed: int, *, since: float) -> list[Row]:
+def naive(kind: Name, pattern: str, seed: int, *, since: float) -> list[Row]:
     """Return what is in the window; sessions that begin before ``since`` are left out."""
     rng = random.Random(seed)
     begins = (at for at in starts_of(pattern, rng)(RATE[kind] / TURNS[kind]) if at >= since)
@@ -113,7 +115,7 @@ def naive(kind: Name, pattern: arrivals.Kind, seed: int, *, since: float) -> lis
     return [row for row in shifted if 0.0 <= row.at < WINDOW[kind]]
 
 
-def drawn(kind: Name, pattern: arrivals.Kind, seed: int) -> list[Row]:
+def drawn(kind: Name, pattern: str, seed: int) -> list[Row]:
     rows = []
     rng = random.Random(seed)
     for each in workload(kind, RATE[kind], rng, starts=starts_of(pattern, random.Random(seed + 1))):
@@ -132,8 +134,8 @@ def turns_of_a_program() -> float:
 
 
 TURNS = {
-    "chat": _mean(Chat().turns, random.Random(1)),
-    "agent": _mean(Agent().steps, random.Random(1)),
+    "chat": _mean_length(Chat().turns, random.Random(1)),
+    "agent": _mean_length(Agent().steps, random.Random(1)),
     "coding": turns_of_a_program(),
 }
 
@@ -178,7 +180,7 @@ def apart(one: list[dict[str, float]], other: list[dict[str, float]]) -> dict[st
     ("kind", "pattern"),
     [("chat", "poisson"), ("chat", "gamma"), ("agent", "poisson"), ("agent", "constant"), ("coding", "poisson")],
 )
-def test_it_is_the_start_that_drawing_every_session_gives(kind: Name, pattern: arrivals.Kind) -> None:
+def test_it_is_the_start_that_drawing_every_session_gives(kind: Name, pattern: str) -> None:
     window = WINDOW[kind]
     mine = [features(drawn(kind, pattern, seed), window) for seed in range(SEEDS[kind])]
     twin = [features(naive(kind, pattern, 1000 + seed, since=0.0), window) for seed in range(SEEDS[kind])]

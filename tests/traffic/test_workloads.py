@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.config.reading.units import parse_number
 from penstock.kernel.errors import ConfigError
 from penstock.traffic import arrivals, trace_slices
+from penstock.traffic.arrival_patterns import parse_arrivals
 from penstock.traffic.hit_rate_bound import infinite_cache_bound
 from penstock.traffic.lengths import Empirical, Fixed, Lognormal
 from penstock.traffic.planned_sessions import Form
@@ -19,13 +21,13 @@ from penstock.traffic.traffic_request import TrafficRequest
 from penstock.traffic.workloads import Coding, Name, Plain, plain, workload
 from tests.traffic.shared_tokens import shared_tokens
 
-KINDS: list[arrivals.Kind] = ["poisson", "gamma", "constant", "bursts"]
+KINDS = ["poisson", "gamma", "constant", "bursts"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrivals_ascend_keep_their_rate_and_their_seed(kind: arrivals.Kind) -> None:
+def test_arrivals_ascend_keep_their_rate_and_their_seed(kind: str) -> None:
     def times(seed: int) -> list[float]:
-        return list(itertools.islice(arrivals.arrivals(kind, 50.0, random.Random(seed)), 60_000))
+        return list(itertools.islice(parse_arrivals(kind, parse_number).stream(50.0, random.Random(seed)), 60_000))
 
     found = times(1)
     assert found == sorted(found) == times(1)

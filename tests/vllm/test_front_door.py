@@ -31,7 +31,7 @@ from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.frontend.prompt.request_body import Parsed, parse
 from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerJoined
-from penstock.traffic.pseudo_words import words
+from penstock.traffic.prompt_maker import words
 from tests.frontend.stand import Stand, stand
 from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client

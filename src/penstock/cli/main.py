@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
     "bench": (None, "Load a server and measure it."),
     "profile": (None, "Measure an engine: TTFT, ITL, start, and which size to take."),
-    "study": (None, "Hold policies, or split and co-located engines, against each other."),
+    "study": (None, "Hold split and co-located engines against each other."),
     "simulate": (None, "Run a cluster on virtual time and compare settings."),
     "plan": (None, "Find the cheapest deployments that meet an SLO."),
     "render": (None, "Print a config as files of other tools."),

@@ -76,6 +76,7 @@ def command(
     from penstock.profiler.deployment_plan.intent_file import read_intent
     from penstock.profiler.deployment_plan.plan_request import PlanRequest, numbers_by_key, profiles_by_key
     from penstock.profiler.deployment_plan.plan_run import SPARE, headings, outcome_json, plan, rows, sentences
+    from penstock.report.outcome import json_text
 
     asked = None if intent is None else read_intent(intent)
     given = {name: value for name, value in flags.items() if value not in (None, ())}
@@ -94,9 +95,9 @@ def command(
         output = Path("plan")
     outcome = plan(request, output=output, jobs=jobs)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))).decode())
+        click.echo(json_text(outcome_json(outcome)), nl=False)
     else:
-        _print(
+        _print_plan(
             request.name,
             outcome,
             fitted(headings(outcome), rows(outcome), text_width(False), SPARE),
@@ -112,7 +113,7 @@ def command(
     return run_cluster(load_to_start(outcome.config, ()), "up")
 
 
-def _print(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:
+def _print_plan(name: str, outcome: "PlanOutcome", shown: tuple[list[str], list[list[Any]]], lines: list[str]) -> None:
     (ttft, itl), share = outcome.request.slo.planned, outcome.request.attainment
     answers = outcome.request.answers
     tokens = f"{outcome.prompt:,.0f} + {outcome.answer:,.0f}" if answers else f"{outcome.prompt:,.0f}"

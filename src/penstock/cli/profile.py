@@ -101,10 +101,10 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
     from penstock.profiler.measurement.recommendation import recommendation_lines
     from penstock.profiler.measurement.sweep import SweepOptions
 
-    sizes = tuple(_size(each) for each in (options["tp"] or "").split(",") if each)
+    sizes = tuple(_size_of_text(each) for each in (options["tp"] or "").split(",") if each)
     shape = RequestShape(float(options["isl"]), float(options["osl"]))
     url = target if target is not None and target.startswith(("http://", "https://")) else None
-    model, pool = _pool(target if url is None else None, config, options["engine"], overrides)
+    model, pool = _pool_of(target if url is None else None, config, options["engine"], overrides)
     if options["watch"] is not None:
         if url is None:
             raise click.UsageError("--watch needs the URL of an engine that serves.")
@@ -119,7 +119,7 @@ def run(target: str | None, config: Path | None, as_json: bool, overrides: tuple
                 options["stats"],
                 model=options["model"],
                 key=options["admin_key"],
-                access=_watched(pool),
+                access=_watched_access(pool),
             )
         )
         click.echo("\n".join(manifest.left_out))
@@ -192,7 +192,7 @@ def check(folder: Path, url: str, as_json: bool, **options: Any) -> int:
     return 0 if accuracy.predictable else 1
 
 
-def _watched(pool: Any) -> Any:
+def _watched_access(pool: Any) -> Any:
     """Return the access to watched engines: of the pool's settings, and the TLS that the command was given."""
     from penstock.adapters.engines.http.engine_access import read_access
 
@@ -200,13 +200,15 @@ def _watched(pool: Any) -> Any:
     return access._replace(tls=access.tls or cluster_tls())
 
 
-def _size(text: str) -> int:
+def _size_of_text(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise click.BadParameter(f"{text!r} is not a number of GPUs", param_hint="--tp")
     return int(text)
 
 
-def _pool(target: str | None, config: Path | None, engine: str, overrides: tuple[str, ...]) -> tuple[str | None, Any]:
+def _pool_of(
+    target: str | None, config: Path | None, engine: str, overrides: tuple[str, ...]
+) -> tuple[str | None, Any]:
     """Return the model and the pool to start: those of a config, else of the command line."""
     import json
 

@@ -70,16 +70,16 @@ def text_of(replayed: "Replayed", what_if: bool, limit: int) -> str:
         lines += [
             f"record {wrong.sequence} of {wrong.router} ({wrong.segment}), {wrong.at / 1e9:.6f} s after its start:",
             f"  {wrong.event} {wrong.request or ''} came to other effects: {', '.join(wrong.effects) or 'none'}",
-            f"  it was:  {_placed(wrong.recorded, wrong.kind)}",
-            f"  it is:   {_placed(wrong.replayed, wrong.kind)}",
+            f"  it was:  {_placed_text(wrong.recorded, wrong.kind)}",
+            f"  it is:   {_placed_text(wrong.replayed, wrong.kind)}",
             *([f"  because: {wrong.why}"] if wrong.why else []),
         ]
     if what_if:
-        lines += ["", *_comparison(replayed, limit)]
+        lines += ["", *_comparison_lines(replayed, limit)]
     return "\n".join(lines)
 
 
-def _placed(placed: list[tuple[str, int, str, int]], kind: str) -> str:
+def _placed_text(placed: list[tuple[str, int, str, int]], kind: str) -> str:
     if kind == "planner":
         tick = f"tick {placed[0][3]}, {placed[0][2]}: " if placed else ""
         return tick + (", ".join(f"{pool} {replicas}" for pool, replicas, _, _ in placed) or "no tick ended")
@@ -89,7 +89,7 @@ def _placed(placed: list[tuple[str, int, str, int]], kind: str) -> str:
     return ", ".join(placements) or "nothing was placed"
 
 
-def _comparison(replayed: "Replayed", limit: int) -> list[str]:
+def _comparison_lines(replayed: "Replayed", limit: int) -> list[str]:
     whole = replayed.whole
     if not whole.decisions:
         return ["no decision could be asked with the other settings"]
@@ -97,9 +97,9 @@ def _comparison(replayed: "Replayed", limit: int) -> list[str]:
     cached, ahead = (whole.cached, whole.other_cached), (whole.ahead, whole.other_ahead)
     shares = (whole.share, whole.other_share)
     rows = [
-        ["prompt tokens expected in the cache", *(_share(each, whole.prompt) for each in cached)],
+        ["prompt tokens expected in the cache", *(_share_text(each, whole.prompt) for each in cached)],
         ["prefill tokens ahead of the first token, mean", *(f"{each / count:,.0f}" for each in ahead)],
-        ["share of the busiest worker", *(_share(max(each.values()), count) for each in shares)],
+        ["share of the busiest worker", *(_share_text(max(each.values()), count) for each in shares)],
     ]
     if whole.predicted:
         ttft = (f"{each / whole.predicted * 1e3:,.1f} ms" for each in (whole.ttft, whole.other_ttft))
@@ -117,5 +117,5 @@ def _comparison(replayed: "Replayed", limit: int) -> list[str]:
     return lines
 
 
-def _share(part: int, whole: int) -> str:
+def _share_text(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"

@@ -106,8 +106,7 @@ def command(
         options["duration"] = hours * 3600
     if options["gpu"] is not None and (config is not None or options["model"] is None):
         raise click.UsageError("--gpu needs --model and goes without CONFIG")
-    from penstock.report.simulation.fault_script import fault_of, faults_of
-    from penstock.report.simulation.simulation_options import SimulateOptions
+    from penstock.report.simulation.simulation_options import SimulateOptions, fault_of, faults_of
     from penstock.report.simulation.simulation_run import main
 
     script = [fault_of(text) for text in fault] + ([] if faults is None else faults_of(faults))

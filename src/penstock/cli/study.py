@@ -1,6 +1,5 @@
-"""Command ``penstock study``: compares scaling policies, and split with co-located engines; writes the report."""
+"""Command ``penstock study``: compares split with co-located engines over a design space; writes the report."""
 
-import time
 from pathlib import Path
 
 import click
@@ -8,49 +7,6 @@ import click
 from penstock.cli.shared.option_values import SECONDS
 
 EPILOG = """\b
-Examples:
-  penstock study planner
-  penstock study planner --time 10m --out study
-  penstock study planner --full --traces ../traces --docs docs/bench/planner-study.md
-  penstock study disaggregation --model Llama-3.1-70B --traffic 16k/2k
-
-Each run of the planner's study is kept in OUT/cells.jsonl: a study that was cut off goes on where it was. The default
-takes about an hour on two cores, --full a night.
-"""
-
-
-@click.group("study", epilog=EPILOG, short_help="Hold policies, or split and co-located engines, against each other.")
-def command() -> None:
-    """Hold policies, or split and co-located engines, against each other."""
-
-
-@command.command("planner", epilog=EPILOG)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/study"), show_default=True, help="Folder.")
-@click.option("--docs", type=click.Path(dir_okay=False, path_type=Path), help="Markdown file for the tables.")
-@click.option("--full", is_flag=True, help="Every traffic, start-up time and seed.")
-@click.option(
-    "--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of public traces."
-)
-@click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="Runs side by side.")
-@click.option("--time", "limit", type=SECONDS, help="Begin no run after so long, and write down what there is.")
-@click.option("--only", multiple=True, metavar="NAME", help="Only these policies, static or clairvoyant; repeated.")
-def planner(
-    out: Path,
-    docs: Path | None,
-    full: bool,
-    traces: Path | None,
-    processes: int,
-    limit: float | None,
-    only: tuple[str, ...],
-) -> int:
-    """Attainment against GPU-hours of the planner's policies, other autoscalers, static fleets and a clairvoyant."""
-    from penstock.report.study.study_run import StudyOptions, main
-
-    until = None if limit is None else time.monotonic() + limit
-    return main(StudyOptions(out, docs, full, traces, processes, until, only))
-
-
-DESIGN_EPILOG = """\b
 Examples:
   penstock study disaggregation
   penstock study disaggregation --gpu b200 --ttft 500ms --out study
@@ -60,7 +16,12 @@ The search compares over a million deployments in a second, the simulations take
 """
 
 
-@command.command("disaggregation", epilog=DESIGN_EPILOG)
+@click.group("study", epilog=EPILOG, short_help="Hold split and co-located engines against each other.")
+def command() -> None:
+    """Hold split and co-located engines against each other."""
+
+
+@command.command("disaggregation", epilog=EPILOG)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/design"), show_default=True, help="Folder.")
 @click.option("--docs", type=click.Path(dir_okay=False, path_type=Path), help="Markdown file for the tables.")
 @click.option("--gpu", default="gb200", show_default=True, help="GPU of the table.")

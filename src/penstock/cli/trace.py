@@ -10,18 +10,17 @@ import click
 import msgspec
 
 from penstock.cli.shared.option_values import SECONDS, Amount
-from penstock.cli.shared.output import json_option, print_json, seconds_text
+from penstock.cli.shared.output import json_option, percent, print_json, seconds_text, table
 from penstock.cli.shared.traffic_flags import FORMATS, trace_options
-from penstock.cli.trace_tools.trace_files import RateTally, is_archive, load_archive, save
-from penstock.cli.trace_tools.trace_text import archive_facts, archive_text, summary_text
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
-from penstock.report.trace_file import opened
+from penstock.report.trace_files import RateTally, is_archive, load_archive, save
+from penstock.report.traffic_options import opened
 from penstock.traffic import trace_slices
-from penstock.traffic.formats.servegen import RateRows, ServegenClient, draw
+from penstock.traffic.formats.servegen import WINDOW, RateRows, ServegenClient, draw, rate_over_time
 from penstock.traffic.formats.trace_format import Written
 from penstock.traffic.formats.trace_rows import TraceRequests
-from penstock.traffic.trace_summary import mean_rate, summarise
+from penstock.traffic.trace_summary import TraceSpread, TraceSummary, mean_rate, summarise
 from penstock.traffic.traffic_request import TrafficRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,7 +136,7 @@ def convert(
             raise click.UsageError("say with --end how much of the archive to draw; it is days long")
         clients, rows = load_archive(file, skip_bad=reading["skip_bad"])
         _say_left_out(rows, 0)
-        return _write(out, to, _drawn(clients, start or 0.0, end, target_rate, seed))
+        return _write_trace(out, to, _drawn_requests(clients, start or 0.0, end, target_rate, seed))
     if start is not None or end is not None:
         raise click.UsageError("--start and --end are of archives; see 'penstock trace slice'")
     with opened(file, **reading) as trace:
@@ -150,7 +149,7 @@ def convert(
         requests = itertools.chain(first, requests)
         if not trace.timed:
             requests = trace_slices.paced(requests, _rate_of(file, target_rate), random.Random(seed))
-        _write(out, to, requests)
+        _write_trace(out, to, requests)
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -184,11 +183,11 @@ def slice_(
 ) -> int:
     """Write a part of FILE to OUT; its times count from --start."""
     with opened(file, **reading) as trace:
-        chosen = list(_timed(trace, trace_slices.by_time(trace, start, end)))
+        chosen = list(_timed_requests(trace, trace_slices.by_time(trace, start, end)))
     shifted = trace_slices.rebase(chosen, start)
     if spread_ties:
         shifted = trace_slices.spread_ties(shifted)
-    _write(out, to, trace_slices.by_count(shifted, count))
+    _write_trace(out, to, trace_slices.by_count(shifted, count))
     _say_left_out([trace], trace.unanswered)
     return 0
 
@@ -209,14 +208,14 @@ def scale(
     if (rate_factor is None) == (target_rate is None):
         raise click.UsageError("give either --rate-factor or --target-rate")
     if target_rate is not None:
-        rate_factor = _factor(file, target_rate, reading)
+        rate_factor = _rate_factor(file, target_rate, reading)
     with opened(file, **reading) as trace:
-        _write(out, to, trace_slices.scale_rate(_timed(trace, trace), rate_factor or 1.0))
+        _write_trace(out, to, trace_slices.scale_rate(_timed_requests(trace, trace), rate_factor or 1.0))
     _say_left_out([trace], trace.unanswered)
     return 0
 
 
-def _timed(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
+def _timed_requests(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
     """Yield the requests of a trace that has times.
 
     Raises:
@@ -230,7 +229,7 @@ def _timed(trace: TraceRequests, requests: Iterable[TrafficRequest]) -> Iterator
         yield request
 
 
-def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
+def _rate_factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
     """Read the trace for its mean rate, and return the factor for it."""
     if not target_rate > 0.0:
         raise click.UsageError(f"--target-rate must be above 0, not {target_rate:g}")
@@ -244,7 +243,7 @@ def _factor(file: Path, target_rate: float, reading: dict[str, Any]) -> float:
     return target_rate / rate
 
 
-def _drawn(
+def _drawn_requests(
     clients: Sequence[ServegenClient], start: float, end: float, target_rate: float | None, seed: int
 ) -> Iterator[TrafficRequest]:
     expected = (
@@ -258,7 +257,7 @@ def _drawn(
     return draw(clients, random.Random(seed), start=start, end=end, factor=factor)
 
 
-def _write(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
+def _write_trace(out: Path, to: Written, requests: Iterable[TrafficRequest]) -> int:
     tally = save(out, to, requests)
     rate = mean_rate(tally.count, tally.span)
     pace = "" if rate is None else f", {rate:,.2f} per second"
@@ -277,3 +276,93 @@ def _say_left_out(read: Sequence[TraceRequests | RateRows], unanswered: int, *, 
         click.echo(f"Left out: {counted(skipped, 'bad row')}, such as:", err=err)
         for error in [error for rows in read for error in rows.errors][:3]:
             click.echo(f"  {error.message}", err=err)
+
+
+KINDS = 8
+"""Most kinds of requests shown, the most frequent first."""
+
+
+def summary_text(summary: TraceSummary) -> list[str]:
+    """Return the end of the first sentence, and then, where there are requests, paragraphs and tables."""
+    first = f"{counted(summary.requests, 'request')}{_pace_text(summary)}"
+    return [first, _length_rows(summary), _sharing_text(summary), _rate_rows(summary)] if summary.requests else [first]
+
+
+def archive_facts(clients: Sequence[ServegenClient]) -> dict[str, Any]:
+    """Return the content of a ServeGen archive, as ``--json`` has it."""
+    rates = rate_over_time(clients)
+    end = rates[-1][0]
+    total = sum(client.rate.expected(end) for client in clients)
+    return {
+        "format": "servegen",
+        "clients": len(clients),
+        "clients_with_lengths": sum(bool(client.spans) for client in clients),
+        "span_s": end,
+        "expected_requests": total,
+        "requests_per_s": total / end,
+        "window_s": WINDOW,
+        "peak_per_s": max(rate for _, rate in rates),
+    }
+
+
+def archive_text(facts: dict[str, Any]) -> str:
+    """Return the same facts as sentences."""
+    return (
+        f"{facts['file']}: ServeGen rates of {counted(facts['clients'], 'client')} "
+        f"({facts['clients_with_lengths']:,} with lengths) over {seconds_text(facts['span_s'])}: "
+        f"about {facts['expected_requests']:,.0f} requests, {facts['requests_per_s']:,.2f} per second, "
+        f"{facts['peak_per_s']:,.2f} in the busiest {seconds_text(facts['window_s'])}.\n"
+        "'penstock trace convert' draws requests from it."
+    )
+
+
+def _pace_text(summary: TraceSummary) -> str:
+    if summary.requests_per_s is None or summary.peak_per_s is None:
+        return ""
+    return (
+        f" over {seconds_text(summary.span_s)}: {summary.requests_per_s:,.2f} per second, "
+        f"{summary.peak_per_s:,.2f} in the busiest {seconds_text(summary.window_s)}"
+    )
+
+
+def _length_rows(summary: TraceSummary) -> str:
+    rows = [_spread_row("prompt tokens", summary.prompts), _spread_row("output tokens", summary.outputs)]
+    if summary.think_s is not None:
+        rows.append(_spread_row("think time, s", summary.think_s))
+    return table(("", "MEAN", "P50", "P90", "P99", "MAX", "TOTAL"), rows)
+
+
+def _spread_row(name: str, spread: TraceSpread | None) -> list[Any]:
+    if spread is None:
+        return [name, *[None] * 6]
+    return [
+        name,
+        *(float(f"{value:.6g}") for value in (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)),
+        spread.total,
+    ]
+
+
+def _sharing_text(summary: TraceSummary) -> str:
+    lines = []
+    if summary.bound is None:
+        lines.append("The trace says nothing of shared prefixes: its prompts count as sharing nothing.")
+    else:
+        named = "" if summary.named_share == 1.0 else f" (hash ids cover {percent(summary.named_share)} of them)"
+        lines.append(
+            f"One infinite cache with blocks of {summary.block_size} would hit {percent(summary.bound)} "
+            f"of the prompt tokens{named}."
+        )
+    if summary.sessions:
+        lines.append(f"{counted(summary.sessions, 'session')} with {summary.turns_per_session:,.2f} turns on average.")
+    if summary.kinds:
+        shown = sorted(summary.kinds.items(), key=lambda item: (-item[1], item[0]))[:KINDS]
+        lines.append("Kinds: " + ", ".join(f"{name} {count:,}" for name, count in shown) + ".")
+    return "\n".join(lines)
+
+
+def _rate_rows(summary: TraceSummary) -> str:
+    rows = [
+        [seconds_text(window.start_s), window.requests, window.requests_per_s, window.prompt_tokens_per_s]
+        for window in summary.windows
+    ]
+    return table(("FROM", "REQUESTS", "PER SECOND", "PROMPT TOKENS/S"), rows)

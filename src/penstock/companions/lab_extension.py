@@ -8,8 +8,8 @@ EXTENSION = Extension(
         "tick listener": {"report": "penstock.report.planner.scheduled_report:scheduled_report"},
         "run": {
             "page": "penstock.report.run.run_page:write_report",
-            "newest": "penstock.report.run.run_reader:newest",
-            "explain": "penstock.report.run.run_reader:explain",
+            "newest": "penstock.report.run.run_files:newest_ends",
+            "explain": "penstock.report.run.run_files:recorded_explanation",
             "planner page": "penstock.report.planner.planner_report_page:write_planner_report",
             "planner dry run": "penstock.report.planner.planner_dry_run:dry_run",
         },

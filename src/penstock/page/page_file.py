@@ -1,7 +1,12 @@
-"""Page file: one HTML file with the page's data, scripts and style in it, which needs nothing from anywhere."""
+"""Page files: one HTML file with data, scripts and style in it, which needs nothing from anywhere, and CSV beside it.
 
+In CSV, unknown is an empty cell, never 0.
+"""
+
+import csv
 import html
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -53,3 +58,24 @@ def _script() -> str:
     """Return all scripts as one: what they import of each other is there already, for no name is used twice."""
     text = "\n".join((BROWSER / name).read_text() for name in SCRIPTS)
     return re.sub(r"^(import .*|export default .*|export )", "", text, flags=re.MULTILINE)
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 6) -> None:
+    """Write rows below a head; ``digits``: significant ones of a number that is not whole.
+
+    Raises:
+        ConfigError: the file can't be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(head)
+            writer.writerows([_cell(cell, digits) for cell in row] for row in rows)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+
+
+def _cell(cell: object, digits: int) -> object:
+    if isinstance(cell, float):
+        return f"{cell:.{digits}g}"
+    return cell.replace("\n", " ") if isinstance(cell, str) else cell

@@ -161,6 +161,15 @@ def over_time(title: str, series: list[Series], about: str = "", unit: Unit = "c
     return Chart(title, series, about, Axis(unit="time"), Axis(unit=unit), **more)
 
 
+def bars(
+    title: str, name: str, names: Sequence[str], values: Sequence[float | None], about: str = "", **more: Any
+) -> Chart:
+    """Return a chart with a bar of each value; ``name`` says what they are, ``names`` whose."""
+    places = [float(place) for place in range(len(names))]
+    series = [Series(name, places, [*values])] if names else []
+    return Chart(title, series, about, kind="bars", names=[*names], **more)
+
+
 def series_of(
     name: str, points: Iterable[tuple[float, float | None]], drawn: Drawn = "line", colour: Colour = ""
 ) -> Series:
@@ -201,3 +210,8 @@ def text_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]],
         for name, column in zip(head, zip(*(row.cells for row in cells)) if cells else [()] * len(head))
     ]
     return Table(caption, columns, cells, folded=folded)
+
+
+def table_section(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
+    """Return a section of one table, below a text where there is one."""
+    return Section(heading, [text] if text else [], tables=[text_table(heading, head, rows)])

@@ -139,7 +139,7 @@ def replay(path: Path, overrides: list[str]) -> Replayed:
         ConfigError: there is no journal, nothing of it can be read, or an override is no setting of the router.
     """
     replayed = Replayed()
-    for segments in _journals(path):
+    for segments in _journals_below(path):
         records, problems = replayed.records, len(replayed.problems)
         _replay_one(segments, overrides, replayed)
         if replayed.records == records and len(replayed.problems) > problems:
@@ -155,7 +155,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
     what_if: WhatIf | None = None
     expected = -1
     for segment in segments:
-        frames = Frames(_bytes(segment))
+        frames = Frames(_segment_bytes(segment))
         payloads = iter(frames)
         try:
             header = read_header(next(payloads))
@@ -167,7 +167,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
                 kind = KINDS[header.kind]
                 machine = kind.machine(header)
                 changes = overrides if header.kind == router_journal.KIND else []
-                what_if = WhatIf(header, *_changed(header, overrides)) if changes else None
+                what_if = WhatIf(header, *_changed_settings(header, overrides)) if changes else None
                 expected = header.sequence
         except (StopIteration, ValueError, KeyError) as error:
             replayed.problems.append(f"{segment}: {frames.problem or f'it has no header that can be read: {error}'}")
@@ -175,7 +175,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
         replayed.segments += 1
         if replayed.wall_ns is None:
             replayed.wall_ns = header.wall_ns
-        for record in _records(segment, payloads, replayed):
+        for record in _segment_records(segment, payloads, replayed):
             if record.sequence != expected:
                 replayed.problems.append(f"{segment}: record {expected} is missing, {record.sequence} follows")
                 break
@@ -184,7 +184,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
             except (ValueError, KeyError) as error:
                 replayed.problems.append(f"{segment}: record {expected} is of another version: {error!r}")
                 break
-            effects = _step(kind, header, machine, record, event, segment, replayed)
+            effects = _replay_step(kind, header, machine, record, event, segment, replayed)
             if effects is None:
                 return
             if what_if is not None and isinstance(machine, Router):
@@ -197,7 +197,7 @@ def _replay_one(segments: list[Path], overrides: list[str], replayed: Replayed) 
             replayed.problems.append(f"{segment}: {frames.problem}")
 
 
-def _step(
+def _replay_step(
     kind: JournalKind,
     header: Header,
     machine: Machine,
@@ -231,7 +231,7 @@ def _step(
     return None
 
 
-def _records(segment: Path, payloads: Iterator[bytes], replayed: Replayed) -> Iterator[Record]:
+def _segment_records(segment: Path, payloads: Iterator[bytes], replayed: Replayed) -> Iterator[Record]:
     for payload in payloads:
         try:
             yield read_record(payload)
@@ -240,7 +240,7 @@ def _records(segment: Path, payloads: Iterator[bytes], replayed: Replayed) -> It
             return
 
 
-def _changed(header: Header, overrides: list[str]) -> tuple[RouterSettings, Slo]:
+def _changed_settings(header: Header, overrides: list[str]) -> tuple[RouterSettings, Slo]:
     """Return the journal's router settings and SLO, with some changed."""
     base = ClusterSettings(
         router=msgspec.convert(header.made["settings"], RouterSettings),
@@ -256,7 +256,7 @@ def _changed(header: Header, overrides: list[str]) -> tuple[RouterSettings, Slo]
     return base.router, base.slo
 
 
-def _journals(path: Path) -> list[list[Path]]:
+def _journals_below(path: Path) -> list[list[Path]]:
     """Return the segments of each router's journal, in order."""
     if path.is_file():
         return [[path]]
@@ -273,7 +273,7 @@ def _journals(path: Path) -> list[list[Path]]:
     return journals
 
 
-def _bytes(segment: Path) -> bytes:
+def _segment_bytes(segment: Path) -> bytes:
     try:
         return segment.read_bytes()
     except OSError as error:

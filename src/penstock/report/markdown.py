@@ -6,14 +6,32 @@ A part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. What st
 import csv
 import io
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
+from penstock.page.page_schema import Section
 
 ROWS_MAX = 8
 """Rows of the longest table that a page shows."""
 _TITLE = re.compile(r"^(?:#+ (.+)|\*\*(.+?)\*\*.*)$")
 _SLUG_MAX = 70
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def as_markdown(parts: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return sections as Markdown below what stands before them."""
+    parts = list(parts)
+    for section in sections:
+        tables = [
+            markdown_table([one.name for one in each.head], [row.cells for row in each.rows]) for each in section.tables
+        ]
+        parts.append("\n\n".join([f"## {section.heading}", *section.text, *tables]))
+    return "\n\n".join(parts) + "\n"
 
 
 def write_part(page: Path, text: str, name: str = "measured", *, title: str | None = None) -> None:
@@ -82,14 +100,14 @@ def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dic
             shown.append(lines[start])
             start += 1
             continue
-        table = [_cells(line) for line in lines[start:end]]
+        table = [_row_cells(line) for line in lines[start:end]]
         del table[1]  # the rule below the head
         if len(table) - 1 <= ROWS_MAX and not one_shown:
             one_shown = True
             shown += lines[start:end]
         else:
             name = _file_name(f"{prefix}{heading} {bold}", files)
-            files[name] = _csv(table)
+            files[name] = _csv_text(table)
             rows = f"{len(table) - 1} row{'s' if len(table) > 2 else ''}"
             if shown[-2:] == [f"**{bold}**" if bold else f"### {heading}", ""]:  # the link says it
                 del shown[-2:]
@@ -98,7 +116,7 @@ def with_data_beside(text: str, folder: str, prefix: str = "") -> tuple[str, dic
     return "\n".join(shown), files
 
 
-def _cells(line: str) -> list[str]:
+def _row_cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|")
     return [re.sub(r"\*\*|`", "", cell).strip() for cell in re.split(r"(?<!\\)\|", inner)]
 
@@ -113,7 +131,7 @@ def _file_name(title: str, taken: dict[str, str]) -> str:
     return name
 
 
-def _csv(table: list[list[str]]) -> str:
+def _csv_text(table: list[list[str]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(table)
     return out.getvalue()

@@ -2,15 +2,13 @@
 
 import random
 from collections.abc import Iterator
-from typing import Literal
 
 Arrivals = Iterator[float]
-Kind = Literal["poisson", "gamma", "constant", "bursts"]
 
 
 def poisson(rate: float, rng: random.Random) -> Arrivals:
     """Independent arrivals, ``rate`` per second."""
-    _positive("rate", rate)
+    _check_positive("rate", rate)
     at = 0.0
     while True:
         at += rng.expovariate(rate)
@@ -22,8 +20,8 @@ def gamma(rate: float, cv: float, rng: random.Random) -> Arrivals:
 
     Source: the renewal model that ServeGen (arXiv 2505.09999) fits to production clients.
     """
-    _positive("rate", rate)
-    _positive("cv", cv)
+    _check_positive("rate", rate)
+    _check_positive("cv", cv)
     shape = 1.0 / (cv * cv)
     scale = 1.0 / (rate * shape)
     at = 0.0
@@ -34,7 +32,7 @@ def gamma(rate: float, cv: float, rng: random.Random) -> Arrivals:
 
 def constant(rate: float) -> Arrivals:
     """One arrival every 1/rate seconds, the first at 0."""
-    _positive("rate", rate)
+    _check_positive("rate", rate)
     count = 0
     while True:
         yield count / rate
@@ -48,9 +46,9 @@ def bursts(rate: float, rng: random.Random, *, on: float = 5.0, off: float = 15.
         on, off: mean length of a busy and of a quiet spell in seconds (exponential).
         quiet: rate in a quiet spell as a share of that in a busy one, 0..1.
     """
-    _positive("rate", rate)
-    _positive("on", on)
-    _positive("off", off)
+    _check_positive("rate", rate)
+    _check_positive("on", on)
+    _check_positive("off", off)
     busy_rate = rate * (on + off) / (on + off * quiet)
     at, busy = 0.0, True
     end = rng.expovariate(1.0 / on)
@@ -66,17 +64,6 @@ def bursts(rate: float, rng: random.Random, *, on: float = 5.0, off: float = 15.
             end = at + rng.expovariate(1.0 / (on if busy else off))
 
 
-def arrivals(kind: Kind, rate: float, rng: random.Random, *, cv: float = 2.0) -> Arrivals:
-    """Return the stream of that name."""
-    if kind == "poisson":
-        return poisson(rate, rng)
-    if kind == "gamma":
-        return gamma(rate, cv, rng)
-    if kind == "constant":
-        return constant(rate)
-    return bursts(rate, rng)
-
-
-def _positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: float) -> None:
     if not value > 0.0:
         raise ValueError(f"{name} must be above 0, not {value}")

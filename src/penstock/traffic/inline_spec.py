@@ -33,27 +33,27 @@ def parse(what: str, text: str, kinds: Mapping[str, type[Kind]], number: ReadNum
     name, colon, rest = text.strip().partition(":")
     kind = kinds.get(name)
     if kind is None:
-        raise ConfigError(f"{what} {text!r}: there is no kind {name!r}", hint=_instead(name, list(kinds)))
+        raise ConfigError(f"{what} {text!r}: there is no kind {name!r}", hint=_nearest_of(name, list(kinds)))
     knobs = {field.name: field for field in fields_of(kind)}
     values: dict[str, float | int] = {}
     for pair in rest.split(",") if colon else []:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in knobs:
-            raise ConfigError(f"{what} {text!r}: {name} has no setting {key!r}", hint=_instead(key, list(knobs)))
+            raise ConfigError(f"{what} {text!r}: {name} has no setting {key!r}", hint=_nearest_of(key, list(knobs)))
         if not equals or not value:
             raise ConfigError(f"{what} {text!r}: {key} has no value", hint=f"write {key}=VALUE")
         if key in values:
             raise ConfigError(f"{what} {text!r}: {key} stands there twice", hint="leave one of them out")
         field = knobs[key]
         assert field.knob is not None, f"{name}.{key} is declared without a Knob"
-        values[key] = _value(f"{what} {text!r}: {key}={value}", value, field.type, field.knob, number)
+        values[key] = _value_of(f"{what} {text!r}: {key}={value}", value, field.type, field.knob, number)
     for key, field in knobs.items():
         if field.default is msgspec.NODEFAULT and key not in values:
             raise ConfigError(f"{what} {text!r}: {name} needs {key}", hint=f"write {name}:{key}=VALUE")
     return kind(**values)
 
 
-def _value(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> float | int:
+def _value_of(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> float | int:
     try:
         value: float | int = number(text, knob.unit)
     except ValueError as error:
@@ -68,17 +68,17 @@ def _value(where: str, text: str, hint: Any, knob: Knob, number: ReadNumber) -> 
         or (knob.le is not None and not value <= knob.le)
         or (knob.lt is not None and not value < knob.lt)
     ):
-        raise ConfigError(f"{where} is out of range", hint=f"{_range(knob)}; {knob.help}")
+        raise ConfigError(f"{where} is out of range", hint=f"{_range_text(knob)}; {knob.help}")
     return value
 
 
-def _range(knob: Knob) -> str:
+def _range_text(knob: Knob) -> str:
     low = f"at least {knob.ge:g}" if knob.ge is not None else f"above {knob.gt:g}" if knob.gt is not None else ""
     high = f"at most {knob.le:g}" if knob.le is not None else f"below {knob.lt:g}" if knob.lt is not None else ""
     return " and ".join(part for part in (low, high) if part)
 
 
-def _instead(name: str, known: list[str]) -> str:
+def _nearest_of(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if not known:
         return "it has none"

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.traffic.arrivals import Arrivals
 from penstock.traffic.lengths import Empirical, Lengths
-from penstock.traffic.pseudo_words import words
+from penstock.traffic.prompt_maker import words
 from penstock.traffic.traffic_request import ChatMessage, TrafficRequest
 
 UNIT = 16
@@ -121,7 +121,7 @@ class PromptWriter:
             blocks = len(ids)
         else:
             parts = turn.history.pieces[: turn.pieces]
-            messages = _messages(parts, self.unit, self._text_seed)
+            messages = _chat_messages(parts, self.unit, self._text_seed)
             blocks = sum(part.blocks for part in parts)
         return TrafficRequest(
             at=turn.at - shift,
@@ -138,7 +138,7 @@ class PromptWriter:
         )
 
 
-def _messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
+def _chat_messages(parts: Sequence[Piece], unit: int, seed: int) -> list[ChatMessage]:
     """Write pieces as messages; neighbours of one role become one message, as retrieval prompts do."""
     out: list[ChatMessage] = []
     for part in parts:
@@ -264,13 +264,13 @@ def interleave(sessions: Iterator[tuple[float, int, Session]]) -> Iterator[tuple
     waiting: list[tuple[float, int, Session]] = []
     for start, number, session in sessions:
         while waiting and waiting[0][0] <= start:
-            yield _pop(waiting)
+            yield _pop_earliest(waiting)
         heapq.heappush(waiting, (session.at, number, session))
     while waiting:
-        yield _pop(waiting)
+        yield _pop_earliest(waiting)
 
 
-def _pop(waiting: list[tuple[float, int, Session]]) -> tuple[int, Turn]:
+def _pop_earliest(waiting: list[tuple[float, int, Session]]) -> tuple[int, Turn]:
     _, number, session = waiting[0]
     turn = session.take()
     if math.isinf(session.at):

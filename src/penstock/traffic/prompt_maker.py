@@ -1,18 +1,43 @@
-"""`PromptMaker`: turns hash ids into tokens; prompts share exactly the prefixes that their hash ids share.
+"""Prompts that are made up: text of pronounceable words from a seed, and `PromptMaker`, which makes tokens of hash ids.
 
-Each id names ``block_size`` tokens, made from the id and a seed alone. A block begins with its id written out in
-digits of the allowed token range, so blocks of different ids differ within `PromptMaker.distinct_after` tokens for
-certain; the rest is a counter run through the splitmix64 mixer (Steele, Lea, Flood, OOPSLA 2014).
+Prompts share exactly the prefixes that their hash ids share: each id names ``block_size`` tokens, made from the id and
+a seed alone. A block begins with its id written out in digits of the allowed token range, so blocks of different ids
+differ within `PromptMaker.distinct_after` tokens for certain; the rest is a counter run through the splitmix64 mixer
+(Steele, Lea, Flood, OOPSLA 2014).
 """
 
+import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.traffic.traffic_request import TrafficRequest
+
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "gl", "h", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "v")
+_CORES = ("a", "e", "i", "o", "u", "ai", "ea", "oa")
+_ENDS = ("", "n", "r", "s", "t", "l", "nd", "ck")
+LETTERS_PER_TOKEN = 4
+"""What common tokenizers make of plain text, roughly; a byte-level one makes four times as many tokens of it."""
+
+
+@lru_cache(maxsize=1024)  # shared pieces (tool prompts, documents) are needed again and again
+def words(tokens: int, seed: int) -> str:
+    """Return text of about ``tokens`` tokens, the same for the same arguments."""
+    rng = random.Random(seed)
+    out: list[str] = []
+    left = tokens * LETTERS_PER_TOKEN
+    while left > 0:
+        word = rng.choice(_ONSETS) + rng.choice(_CORES) + rng.choice(_ENDS)
+        if rng.getrandbits(1):
+            word += rng.choice(_ONSETS) + rng.choice(_CORES)
+        out.append(word)
+        left -= len(word) + 1
+    return " ".join(out)
+
 
 TOKENS = (3, 256)
 """Default range of token ids [low, high): bytes or common pieces in every vocabulary that we met, none special."""
@@ -37,7 +62,7 @@ class PromptMaker:
             raise ValueError(f"token ids need a range [low, high) of at least 2 within 32 bits, not [{low}, {high})")
         self._low = low
         self._span = high - low
-        self._seed = _mix(seed & _MASK)
+        self._seed = _mix_one(seed & _MASK)
         self._most = blocks_cached
         self._cache: OrderedDict[tuple[int, int], tuple[list[int], bytes]] = OrderedDict()
         digits, reach = 1, self._span
@@ -55,7 +80,7 @@ class PromptMaker:
         if request.token_ids is not None:
             return list(request.token_ids)
         out: list[int] = []
-        for block, _ in self._blocks(_ids(request), request.block_size):
+        for block, _ in self._blocks(_whole_block_ids(request), request.block_size):
             out += block
         del out[request.isl :]
         return out
@@ -64,7 +89,7 @@ class PromptMaker:
         """Return the prompt's token ids as a JSON array, joined from the text of its blocks."""
         if request.token_ids is not None:
             return msgspec.json.encode(request.token_ids)
-        blocks = self._blocks(_ids(request), request.block_size)
+        blocks = self._blocks(_whole_block_ids(request), request.block_size)
         parts = [text for _, text in blocks]
         rest = request.isl % request.block_size
         if rest:
@@ -107,7 +132,7 @@ class PromptMaker:
         return [(row, msgspec.json.encode(row)[1:-1]) for row in rows]
 
 
-def _ids(request: TrafficRequest) -> Sequence[int]:
+def _whole_block_ids(request: TrafficRequest) -> Sequence[int]:
     if request.messages is not None and not request.hash_ids:
         raise ValueError("the prompt is text: only a tokenizer knows its tokens")
     wanted = -(-request.isl // request.block_size)
@@ -117,7 +142,7 @@ def _ids(request: TrafficRequest) -> Sequence[int]:
     return request.hash_ids[:wanted]
 
 
-def _mix(value: int) -> int:
+def _mix_one(value: int) -> int:
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -58,7 +58,7 @@ def spread_ties(requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
     """
     waiting: list[TrafficRequest] = []
     for at, group in groupby(requests, key=lambda request: request.at):
-        yield from _spread(waiting, at)
+        yield from _spread_evenly(waiting, at)
         waiting = list(group)
     yield from waiting
 
@@ -109,6 +109,6 @@ def conversations(requests: Sequence[TrafficRequest], *, common: float = COMMON)
     return names
 
 
-def _spread(waiting: list[TrafficRequest], until: float) -> Iterator[TrafficRequest]:
+def _spread_evenly(waiting: list[TrafficRequest], until: float) -> Iterator[TrafficRequest]:
     for index, request in enumerate(waiting):
         yield replace(request, at=request.at + (until - request.at) * index / len(waiting))

@@ -89,7 +89,7 @@ def summarise(requests: Iterable[TrafficRequest], *, block_size: int) -> TraceSu
             kinds[request.kind] = kinds.get(request.kind, 0) + 1
     start = min(times) if times else None
     span = max(times) - min(times) if times else None
-    width, windows = _windows(times, prompts)
+    width, windows = _rate_windows(times, prompts)
     return TraceSummary(
         requests=len(times),
         start_s=start,
@@ -98,14 +98,14 @@ def summarise(requests: Iterable[TrafficRequest], *, block_size: int) -> TraceSu
         window_s=width,
         peak_per_s=max((window.requests_per_s for window in windows), default=None),
         windows=windows,
-        prompts=_spread(prompts),
-        outputs=_spread(answers),
+        prompts=_value_spread(prompts),
+        outputs=_value_spread(answers),
         named_share=named / cache.tokens if cache.tokens else None,
         block_size=block_size,
         bound=cache.share if named else None,
         sessions=len(turns),
         turns_per_session=sum(turns.values()) / len(turns) if turns else None,
-        think_s=_spread(thinks),
+        think_s=_value_spread(thinks),
         kinds=dict(sorted(kinds.items())),
     )
 
@@ -115,12 +115,12 @@ def mean_rate(requests: int, span: float | None) -> float | None:
     return (requests - 1) / span if span else None
 
 
-def _windows(times: "array[float]", prompts: "array[int]") -> tuple[float, list[RateWindow]]:
+def _rate_windows(times: "array[float]", prompts: "array[int]") -> tuple[float, list[RateWindow]]:
     """Return the width of a window in seconds and the windows from the first arrival's to the last's."""
     if not times:
         return float(WIDTHS[0]), []
     first, last = min(times), max(times)
-    width = next((each for each in WIDTHS if _count(first, last, each) <= WINDOWS), WIDTHS[-1])
+    width = next((each for each in WIDTHS if _window_count(first, last, each) <= WINDOWS), WIDTHS[-1])
     lowest = math.floor(first / width)
     places = np.floor_divide(np.frombuffer(times), width).astype(np.int64) - lowest
     counts = np.bincount(places)
@@ -136,11 +136,11 @@ def _windows(times: "array[float]", prompts: "array[int]") -> tuple[float, list[
     ]
 
 
-def _count(first: float, last: float, width: float) -> int:
+def _window_count(first: float, last: float, width: float) -> int:
     return math.floor(last / width) - math.floor(first / width) + 1
 
 
-def _spread(values: "array[int] | array[float]") -> TraceSpread | None:
+def _value_spread(values: "array[int] | array[float]") -> TraceSpread | None:
     if not values:
         return None
     array = np.frombuffer(values, dtype=np.int64 if values.typecode == "q" else np.float64)

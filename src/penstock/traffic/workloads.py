@@ -182,7 +182,7 @@ def chat(
 ) -> Iterator[TrafficRequest]:
     """Multi-turn conversations with shared system prompts; they begin at ``rate`` over their mean number of turns."""
     made_of = TalkShape(shape.question, shape.question, shape.answer, shape.turns, shape.think, shape.token_time)
-    return _talking("chat", rate, rng, form, made_of, (shape.systems, shape.system_length), starts)
+    return _talking_session("chat", rate, rng, form, made_of, (shape.systems, shape.system_length), starts)
 
 
 def rag(
@@ -193,7 +193,7 @@ def rag(
     system = writer.piece("system", shape.system)
     documents = [writer.piece("user", shape.document_length.sample(rng)) for _ in range(shape.documents)]
     popular = zipf(shape.documents)
-    for at in _starts(starts, rate, rng):
+    for at in _starts_or_poisson(starts, rate, rng):
         wanted = min(shape.per_prompt.sample(rng), shape.documents)
         picked: list[int] = []
         while len(picked) < wanted:
@@ -210,7 +210,7 @@ def agent(
 ) -> Iterator[TrafficRequest]:
     """Tool-calling loops: long shared prompt, growing history, short outputs."""
     made_of = TalkShape(shape.task, shape.result, shape.call, shape.steps, shape.tool_time, shape.token_time)
-    return _talking("agent", rate, rng, form, made_of, (shape.agents, shape.tools_length), starts)
+    return _talking_session("agent", rate, rng, form, made_of, (shape.agents, shape.tools_length), starts)
 
 
 def coding(
@@ -226,16 +226,16 @@ def coding(
     popular = zipf(shape.products)
     draws = _ProgramDraws(shape, rng)
     scratch = PromptWriter(rng, form, CODING_UNIT)
-    sizes = [len(_program(shape, scratch, draws, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
-    begin = _starts(starts, rate * len(sizes) / sum(sizes), rng)
+    sizes = [len(_agent_program(shape, scratch, draws, scratch.piece("system", 1), 0.0)) for _ in range(1000)]
+    begin = _starts_or_poisson(starts, rate * len(sizes) / sum(sizes), rng)
 
     def programs() -> Iterator[tuple[float, int, Session]]:
         for number, start in enumerate(begin):
-            turns = _program(shape, writer, draws, products[popular.sample(rng)], start, SETTLE["coding"])
+            turns = _agent_program(shape, writer, draws, products[popular.sample(rng)], start, SETTLE["coding"])
             if turns:
                 yield start, number, _Program(turns)
 
-    return _written(interleave(programs()), writer, "coding")
+    return _written_requests(interleave(programs()), writer, "coding")
 
 
 class _Drawing:
@@ -286,7 +286,7 @@ class _Program(Session):
         return turn
 
 
-def _program(
+def _agent_program(
     shape: Coding, writer: PromptWriter, draws: _ProgramDraws, system: Piece, start: float, since: float = 0.0
 ) -> list[Turn]:
     """Return the turns of one program's sessions from ``since`` on, in order of time."""
@@ -351,7 +351,7 @@ def plain(
     writer = PromptWriter(rng, form)
     systems = [writer.piece("system", shape.system_length.sample(rng)) for _ in range(shape.tenants)]
     popular = zipf(shape.tenants) if systems else None
-    for at in _starts(starts, rate, rng):
+    for at in _starts_or_poisson(starts, rate, rng):
         system = [systems[popular.sample(rng)]] if popular is not None else []
         tokens = shape.prompt.sample(rng)
         own = writer.piece("user", tokens)
@@ -374,7 +374,7 @@ def images(
     popular = zipf(shape.popular)
     known: dict[int, tuple[Piece, TrafficMedia]] = {}
     made = 0
-    for at in _starts(starts, rate, rng):
+    for at in _starts_or_poisson(starts, rate, rng):
         parts, media, start = [system], list[TrafficMedia](), system.blocks * UNIT
         for _ in range(shape.count.sample(rng)):
             rank = popular.sample(rng) if rng.random() < shape.repeats else None
@@ -395,7 +395,7 @@ def images(
         yield replace(asked, media=media)
 
 
-def _talking(
+def _talking_session(
     kind: str,
     rate: float,
     rng: random.Random,
@@ -407,21 +407,21 @@ def _talking(
     """Return the stream of such sessions, each under one of so many system prompts of uneven popularity."""
     writer = PromptWriter(rng, form)
     shared = [writer.piece("system", systems[1].sample(rng)) for _ in range(systems[0])]
-    begin = _starts(starts, rate / _mean(shape.turns, rng), rng)
+    begin = _starts_or_poisson(starts, rate / _mean_length(shape.turns, rng), rng)
     sessions = talks(begin, shape, writer, shared, np.random.default_rng(rng.getrandbits(64)), SETTLE[kind])
-    return _written(interleave(sessions), writer, kind)
+    return _written_requests(interleave(sessions), writer, kind)
 
 
-def _written(turns: Iterator[tuple[int, Turn]], writer: PromptWriter, kind: str) -> Iterator[TrafficRequest]:
+def _written_requests(turns: Iterator[tuple[int, Turn]], writer: PromptWriter, kind: str) -> Iterator[TrafficRequest]:
     """Write out the prompts of turns, whose times count from `SETTLE` before the stream's."""
     for number, turn in turns:
         yield writer.request(turn, f"{kind}-{number}", kind, shift=SETTLE[kind])
 
 
-def _starts(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
+def _starts_or_poisson(starts: Starts | None, rate: float, rng: random.Random) -> Arrivals:
     return poisson(rate, rng) if starts is None else starts(rate)
 
 
-def _mean(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
+def _mean_length(lengths: Lengths, rng: random.Random, draws: int = 100_000) -> float:
     own = np.random.default_rng(rng.getrandbits(64))  # the stream of the workload itself stays independent of ``draws``
     return float(lengths.samples(own, draws).mean())

@@ -8,7 +8,6 @@ import pytest
 
 from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.values import RequestShape
-from penstock.profiler.design_space.design_findings import findings
 from penstock.profiler.design_space.design_study import (
     GENERATION_HEAVY,
     MODELS,
@@ -17,9 +16,9 @@ from penstock.profiler.design_space.design_study import (
     DesignCase,
     DesignSpace,
     cases,
+    findings,
 )
-from penstock.profiler.design_space.parallel_mappings import ParallelMapping
-from penstock.profiler.design_space.serving_points import EnginePoints
+from penstock.profiler.design_space.serving_points import EnginePoints, ParallelMapping
 
 
 @pytest.fixture(scope="module")

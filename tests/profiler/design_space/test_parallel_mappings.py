@@ -7,7 +7,7 @@ from penstock.engine.kv_capacity import kv_blocks_of, reserved_of
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
-from penstock.profiler.design_space.parallel_mappings import (
+from penstock.profiler.design_space.serving_points import (
     GPUS_MAX,
     RANK_SEQS,
     RANK_TOKENS,

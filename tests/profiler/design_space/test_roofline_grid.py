@@ -11,8 +11,7 @@ from penstock.engine.timing.known_models import model_named
 from penstock.engine.timing.model_shape import shape_of
 from penstock.engine.timing.roofline import Roofline, RooflineTiming, work_of
 from penstock.kernel.machine import SECOND
-from penstock.profiler.design_space.parallel_mappings import ParallelMapping, ServedModel
-from penstock.profiler.design_space.roofline_grid import RooflineGrid
+from penstock.profiler.design_space.serving_points import ParallelMapping, RooflineGrid, ServedModel
 
 DENSE = (ParallelMapping(1), ParallelMapping(4), ParallelMapping(8, stages=4))
 EXPERTS = (ParallelMapping(8), ParallelMapping(1, 8), ParallelMapping(2, 8, 2))

@@ -12,8 +12,7 @@ from penstock.engine.settings import SimSettings, TimingSettings, TransferSettin
 from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.profiler.measurement.engine_probe import PointKey, ProbeSample
-from penstock.profiler.measurement.http_probe import HttpProbe, gap_of, span_of, window_of
+from penstock.profiler.measurement.engine_probe import HttpProbe, PointKey, ProbeSample, gap_of, span_of, window_of
 from penstock.report.bench.load_generator import ShotSample
 from penstock.testing import simulated_servers
 

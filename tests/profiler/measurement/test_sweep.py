@@ -14,15 +14,21 @@ from penstock.kernel.machine import MILLISECOND
 from penstock.kernel.values import EngineLimits, Slo
 from penstock.profiler.measurement.engine_probe import PointKey, ProbeSample
 from penstock.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, ShareOfBudget
-from penstock.profiler.measurement.sweep import OUTPUT, REPEATS, REPEATS_MAX, Sweep, SweepOptions, point_of, steady
-from penstock.profiler.measurement.sweep_grid import (
+from penstock.profiler.measurement.sweep import (
     COARSE,
+    OUTPUT,
+    REPEATS,
+    REPEATS_MAX,
+    Sweep,
+    SweepOptions,
     crossing_of,
     first_of,
     flights,
     in_flight_max,
     most_uncertain,
+    point_of,
     prompt_lengths,
+    steady,
 )
 from tests.profiler.measurement.swept import SHAPE, Endless, swept
 from tests.profiler.measurement.virtual_probe import GAP, MODEL, VirtualProbe, h100

@@ -18,11 +18,10 @@ from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.profiler.tuning import tuning_run
-from penstock.profiler.tuning.successive_halving import TrialScore, front, halve, ranked
 from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
-from penstock.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _search, pared
+from penstock.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _searched_scores, pared
 from penstock.profiler.tuning.tuning_space import Candidate, TuningAxis, TuningSpace, space_of
-from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial, gain
+from penstock.profiler.tuning.tuning_trial import Gain, TrialScore, TuningTrial, front, gain, halve, ranked
 from tests.page.documents import document_of, words
 
 SCORES = st.dictionaries(
@@ -251,7 +250,7 @@ def test_as_many_configurations_are_searched_as_were_asked_for(
         monkeypatch.setattr(runner, "evaluate", evaluate)
         monkeypatch.setattr(runner, "variant", lambda candidate: None)
         options: Any = SimpleNamespace(trials=count, simulate=SimpleNamespace(seed=1))
-        _search(options, space, runner)
+        _searched_scores(options, space, runner)
         assert len(seen) == len(set(seen)) == runner.searched
         assert len(seen) == min(count, math.prod(sizes))
 

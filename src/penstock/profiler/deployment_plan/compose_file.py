@@ -56,16 +56,16 @@ def compose_yaml(settings: ClusterSettings) -> str:
     Raises:
         ConfigError: a pool's engines can't be put into containers, or there are too many.
     """
-    engines = dict(_engines(settings))
+    engines = dict(_composed_engines(settings))
     if len(engines) > LAST_ADDRESS - FIRST_ADDRESS:
         raise ConfigError(f"{len(engines)} engines are too many for one host", hint="render fewer replicas")
     urls = {name: entry.url for name, entry in engines.items()}
-    services = {"frontend": _frontend(settings, urls), **{name: each.service for name, each in engines.items()}}
+    services = {"frontend": _frontend_service(settings, urls), **{name: each.service for name, each in engines.items()}}
     document = {
         "name": "penstock",
         "services": services,
         "networks": {"cluster": {"ipam": {"config": [{"subnet": f"{SUBNET}0/24"}]}}},
-        "configs": {"cluster": {"content": resolved_yaml(_attached(settings, urls)).replace("$", "$$")}},
+        "configs": {"cluster": {"content": resolved_yaml(_with_urls(settings, urls)).replace("$", "$$")}},
         "volumes": {"runs": {}},
     }
     gpus = sum(len(each.gpus) for each in engines.values())
@@ -87,11 +87,11 @@ class BlockDumper(yaml.SafeDumper):
         return True
 
 
-def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _block_scalar(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-BlockDumper.add_representer(str, _block)
+BlockDumper.add_representer(str, _block_scalar)
 
 
 class ComposeEngine(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +102,13 @@ class ComposeEngine(msgspec.Struct, frozen=True, kw_only=True):
     service: Mapping[str, Any]
 
 
-def _engines(settings: ClusterSettings) -> Iterator[tuple[str, ComposeEngine]]:
+def _composed_engines(settings: ClusterSettings) -> Iterator[tuple[str, ComposeEngine]]:
     """Yield each engine that is started, by its worker's name; servers that run elsewhere stay where they are."""
     number, first = FIRST_ADDRESS, 0
     for model, entry in settings.models.items():
         for pool_name, pool in entry.pools.items():
             prefix = f"{pool_prefix(model, len(settings.models))}{pool_name}"
-            if pool.urls and not _ours(pool, pool_name):
+            if pool.urls and not _runs_our_image(pool, pool_name):
                 continue
             if pool.engine not in IMAGES or pool.handoff == "push":
                 raise ConfigError(
@@ -121,21 +121,21 @@ def _engines(settings: ClusterSettings) -> Iterator[tuple[str, ComposeEngine]]:
                 address = f"{SUBNET}{number}"
                 port = urlsplit(pool.urls[replica]).port or PORT if pool.urls else PORT
                 name = f"{prefix}-{replica}"
-                service = _engine(name, model, pool, address, port, gpus)
+                service = _engine_service(name, model, pool, address, port, gpus)
                 yield name, ComposeEngine(url=f"http://{address}:{port}", gpus=gpus, service=service)
                 number, first = number + 1, first + count
 
 
-def _ours(pool: PoolSettings, pool_name: str) -> bool:
+def _runs_our_image(pool: PoolSettings, pool_name: str) -> bool:
     """Return whether a pool's URLs name services of this file, as `penstock plan` writes them for SGLang."""
     return all(urlsplit(url).hostname == f"{pool_name}-{n}" for n, url in enumerate(pool.urls))
 
 
-def _engine(
+def _engine_service(
     name: str, model: str, pool: PoolSettings, address: str, port: int, gpus: Sequence[int]
 ) -> Mapping[str, Any]:
     if pool.engine == "sglang":
-        argv, env = _sglang(model, pool, address, port), dict[str, str]()
+        argv, env = _sglang_words(model, pool, address, port), dict[str, str]()
     else:
         # The image's program counts, so that none of this machine is looked for; and ports are the container's own.
         own = {"PATH": "", "PYTHONPATH": "", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
@@ -146,10 +146,10 @@ def _engine(
         inner = {"PATH", "PYTHONPATH", STATS_ENV, "CUDA_VISIBLE_DEVICES", *(() if handoff else own)}
         env = {key: value for key, value in launch.env.items() if key not in inner}
     service: dict[str, object] = {"image": IMAGES[pool.engine]}
-    service |= {"entrypoint": _plain(argv[:1]), "command": _plain(argv[1:])}
+    service |= {"entrypoint": _escaped_words(argv[:1]), "command": _escaped_words(argv[1:])}
     if env:
         service["environment"] = {key: value.replace("$", "$$") for key, value in env.items()}
-    volumes = [f"{path}:{path}:ro" for path in _files(pool)]
+    volumes = [f"{path}:{path}:ro" for path in _mounted_files(pool)]
     if gpus:
         volumes.append(CACHE)
         device = {"driver": "nvidia", "device_ids": [str(gpu) for gpu in gpus], "capabilities": ["gpu"]}
@@ -174,7 +174,7 @@ def _engine(
     return service
 
 
-def _sglang(model: str, pool: PoolSettings, address: str, port: int) -> list[str]:
+def _sglang_words(model: str, pool: PoolSettings, address: str, port: int) -> list[str]:
     words = ["python3", "-m", "sglang.launch_server", "--model-path", pool.model_path or model]
     words += ["--served-model-name", model, "--host", address, "--port", str(port), "--enable-cache-report"]
     words += ["--page-size", str(pool.block_size or 16)]
@@ -184,13 +184,13 @@ def _sglang(model: str, pool: PoolSettings, address: str, port: int) -> list[str
     return [*words, *pool.args]
 
 
-def _files(pool: PoolSettings) -> list[str]:
+def _mounted_files(pool: PoolSettings) -> list[str]:
     """Return the files of this host that an engine reads, at the same paths in its container."""
     named = timing_files(pool.sim.timing).values() if pool.engine == "sim" else [pool.model_path or ""]
     return [str(Path(path).resolve()) for path in named if path and Path(path).exists()]
 
 
-def _frontend(settings: ClusterSettings, urls: Mapping[str, str]) -> Mapping[str, Any]:
+def _frontend_service(settings: ClusterSettings, urls: Mapping[str, str]) -> Mapping[str, Any]:
     tokenizers = [model.tokenizer for model in settings.models.values() if model.tokenizer]
     folders = [str(Path(path).resolve()) for path in tokenizers if Path(path).exists()]
     return {
@@ -209,7 +209,7 @@ def _frontend(settings: ClusterSettings, urls: Mapping[str, str]) -> Mapping[str
     }
 
 
-def _attached(settings: ClusterSettings, urls: Mapping[str, str]) -> ClusterSettings:
+def _with_urls(settings: ClusterSettings, urls: Mapping[str, str]) -> ClusterSettings:
     """Return the settings of a frontend whose engines are services already."""
     replace = msgspec.structs.replace
     models: dict[str, ModelSettings] = {}
@@ -233,6 +233,6 @@ def _attached(settings: ClusterSettings, urls: Mapping[str, str]) -> ClusterSett
     return replace(settings, models=models, frontend=front, runs=replace(settings.runs, dir=RUNS))
 
 
-def _plain(words: Sequence[str]) -> list[str]:
+def _escaped_words(words: Sequence[str]) -> list[str]:
     """Return words in which Compose sees no variable."""
     return [word.replace("$", "$$") for word in words]

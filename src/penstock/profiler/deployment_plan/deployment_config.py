@@ -43,35 +43,38 @@ def config_yaml(
         planner: whether it has a planner that keeps the SLO, within what the deployment was allowed.
     """
     models = {
-        request.name: {**_tokenizer(request), "pools": {_name(pool): _pool(request, pool) for pool in deployment.pools}}
+        request.name: {
+            **_tokenizer_settings(request),
+            "pools": {_pool_name(pool): _pool_settings(request, pool) for pool in deployment.pools},
+        }
     }
     slo = {name: target for name in ("ttft", "itl") if (target := getattr(request.slo, name)) is not None}
     config: dict[str, object] = {"models": models, "slo": slo}
     if planner and request.answers:  # without streamed answers it would see no latency
-        config["planner"] = _planner(request, deployment)
+        config["planner"] = _planner_settings(request, deployment)
     head = "".join(f"# {line}\n" for line in (deployment.label, *lines))
     return head + yaml.safe_dump(config, sort_keys=False, width=120, allow_unicode=True)
 
 
-def _planner(request: PlanRequest, deployment: Deployment) -> Mapping[str, Any]:
+def _planner_settings(request: PlanRequest, deployment: Deployment) -> Mapping[str, Any]:
     """Return the planner's section: as many GPUs as were allowed, else as many as were planned."""
     most = deployment.gpus if request.max_gpus is None else max(request.max_gpus, deployment.gpus)
     # SGLang's servers are started elsewhere: it says what it would do with them.
     return {"budget": {"max_gpus": most}, **({"advisory": True} if request.engine == "sglang" else {})}
 
 
-def _tokenizer(request: PlanRequest) -> Mapping[str, str]:
+def _tokenizer_settings(request: PlanRequest) -> Mapping[str, str]:
     if request.engine == "sim":
         return {"tokenizer": BUILTIN_TOKENIZER}
     folder = Path(request.path)
     return {"tokenizer": str(folder)} if (folder / "tokenizer.json").is_file() else {}
 
 
-def _name(pool: EnginePool) -> str:
+def _pool_name(pool: EnginePool) -> str:
     return POOL_NAMES[pool.role]
 
 
-def _pool(request: PlanRequest, pool: EnginePool) -> Mapping[str, Any]:
+def _pool_settings(request: PlanRequest, pool: EnginePool) -> Mapping[str, Any]:
     entry: dict[str, object] = {"engine": request.engine, "replicas": pool.replicas}
     if pool.role != "aggregated":
         entry["role"] = pool.role
@@ -81,35 +84,35 @@ def _pool(request: PlanRequest, pool: EnginePool) -> Mapping[str, Any]:
         if not request.shape().state_layers:  # a hybrid model's block is what the engine makes of it
             entry["block_size"] = pool.sim.block_size
         entry["max_model_len"] = pool.sim.max_model_len
-        entry["max_num_batched_tokens"] = pool.sim.max_num_batched_tokens // _ranks(request, pool)
+        entry["max_num_batched_tokens"] = pool.sim.max_num_batched_tokens // _data_parallel_ranks(request, pool)
         entry["args"] = engine_args(request, pool)
     if request.engine == "sglang":
         del entry["replicas"]
-        entry["urls"] = [f"http://{_name(pool)}-{n}:{SGLANG_PORT}" for n in range(pool.replicas)]
+        entry["urls"] = [f"http://{_pool_name(pool)}-{n}:{SGLANG_PORT}" for n in range(pool.replicas)]
         if pool.role != "aggregated":
             entry["handoff"] = BOOTSTRAP
-    return {**entry, "sim": _sim(pool.sim)}
+    return {**entry, "sim": _sim_settings(pool.sim)}
 
 
-def _ranks(request: PlanRequest, pool: EnginePool) -> int:
+def _data_parallel_ranks(request: PlanRequest, pool: EnginePool) -> int:
     """Return the data-parallel ranks that share the limits of a simulated engine, each of which vLLM limits alone."""
     timing = pool.sim.timing
     return max(1, timing.expert_parallel_size // timing.tensor_parallel_size) if request.engine == "vllm" else 1
 
 
-def _sim(sim: SimSettings) -> Mapping[str, Any]:
+def _sim_settings(sim: SimSettings) -> Mapping[str, Any]:
     """Return what differs from the defaults; the KV blocks are those of the traffic's lengths."""
     plain = SimSettings()
     changed = {name: getattr(sim, name) for name in SIMULATED if getattr(sim, name) != getattr(plain, name)}
     transfer = {"bandwidth": sim.transfer.bandwidth, "latency": sim.transfer.latency}
     return {
         **changed,
-        "timing": _changed(sim.timing),
+        "timing": _changed_timing(sim.timing),
         "transfer": {**transfer, "kv_bytes_per_token": sim.transfer.kv_bytes_per_token},
     }
 
 
-def _changed(timing: TimingSettings) -> Mapping[str, Any]:
+def _changed_timing(timing: TimingSettings) -> Mapping[str, Any]:
     plain, given = msgspec.to_builtins(TimingSettings()), msgspec.to_builtins(timing)
     return {name: value for name, value in given.items() if value != plain[name]}
 
@@ -121,7 +124,7 @@ def engine_args(request: PlanRequest, pool: EnginePool) -> list[str]:
     data, stages = max(1, expert // tensor), timing.pipeline_parallel_size
     words: list[str] = []
     if request.engine == "vllm":
-        seqs = max(1, sim.max_num_seqs // _ranks(request, pool))
+        seqs = max(1, sim.max_num_seqs // _data_parallel_ranks(request, pool))
         words += ["--max-num-seqs", str(seqs), "--tensor-parallel-size", str(tensor)]
         if not request.answers:
             words += ["--runner", "pooling"]

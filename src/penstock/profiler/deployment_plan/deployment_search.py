@@ -123,9 +123,9 @@ class DeploymentSearch:
         best: dict[tuple[tuple[str, str], ...], Deployment] = {}
         for one in [*self._aggregated(limit), *self._pairs(limit)]:
             before = best.get(one.key)
-            if before is None or _rank(one) < _rank(before):
+            if before is None or _search_rank(one) < _search_rank(before):
                 best[one.key] = one
-        return sorted(best.values(), key=_rank)
+        return sorted(best.values(), key=_search_rank)
 
     def _part(self, role: Role) -> Role:
         """Return the role whose work an engine does: one that makes no tokens only prefills."""
@@ -241,7 +241,7 @@ class DeploymentSearch:
         return "TTFT" if float(fewer.ttft @ weights) < float(fewer.itl @ weights) else "ITL"
 
 
-def _rank(deployment: Deployment) -> tuple[float, float, int]:
+def _search_rank(deployment: Deployment) -> tuple[float, float, int]:
     """Return what deployments are ordered by: price, then attainment in steps of 1 %, then the shorter pass."""
     chunk = sum(pool.sim.max_num_batched_tokens for pool in deployment.pools)
     return round(deployment.price, 6), -round(deployment.expected, 2), chunk

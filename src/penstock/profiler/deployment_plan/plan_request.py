@@ -147,7 +147,7 @@ def checked_request(request: PlanRequest) -> PlanRequest:
             "no GPU is named, and this machine has none",
             hint="give --gpu h200, hardware: {gpu: h200} or spec.hardware.gpuSku: h200_sxm; several may share the work",
         )
-    if not _answers(request):
+    if not _makes_answers(request):
         request = _without_answers(request)
     if request.slo.ttft is None or (request.slo.itl is None and request.answers):
         raise ConfigError("the SLO needs ttft and itl", hint="such as --ttft 500ms --itl 20ms")
@@ -164,15 +164,15 @@ def checked_request(request: PlanRequest) -> PlanRequest:
     for name, value in (("rate", request.rate), *((f"price of {gpu}", each) for gpu, each in request.prices.items())):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} is {value:g}", hint="it must be a number above 0")
-    gpus = tuple(dict.fromkeys(_kind(gpu) for gpu in request.gpus))
-    prices = {_kind(gpu): price for gpu, price in request.prices.items()}
+    gpus = tuple(dict.fromkeys(_gpu_kind(gpu) for gpu in request.gpus))
+    prices = {_gpu_kind(gpu): price for gpu, price in request.prices.items()}
     unused = [gpu for gpu in prices if gpu not in gpus]
     if unused:
         raise ConfigError(f"a price is given of {', '.join(unused)}, which --gpu does not name")
     profiles = {}
     for key, path in request.profiles.items():
         gpu, _, size = key.partition(":")
-        kind = _kind(gpu or gpus[0])
+        kind = _gpu_kind(gpu or gpus[0])
         if kind not in gpus or not (size or "1").isdecimal():
             raise ConfigError(f"the profile {key}={path} is of no GPU of the plan", hint="such as h200:2=FOLDER")
         # A file and a folder of Dynamo have one size of an engine; ours may have several, and says which.
@@ -181,7 +181,7 @@ def checked_request(request: PlanRequest) -> PlanRequest:
     return msgspec.structs.replace(request, gpus=gpus, prices=prices, profiles=profiles)
 
 
-def _answers(request: PlanRequest) -> bool:
+def _makes_answers(request: PlanRequest) -> bool:
     """Tell whether a model makes tokens; an embedder or reranker may have the config of a model that does."""
     return request.shape().generates and _ANSWERLESS.search(request.model) is None
 
@@ -228,5 +228,5 @@ def profiles_by_key(texts: Sequence[str]) -> Mapping[str, str]:
     return profiles
 
 
-def _kind(gpu: str) -> str:
+def _gpu_kind(gpu: str) -> str:
     return gpu.lower() if gpu.lower() in GPUS else gpu

@@ -1,5 +1,6 @@
 """Plan run: from a request to verified deployments, their table, and the folder of configs."""
 
+import asyncio
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,19 +9,85 @@ from typing import Any
 
 import msgspec
 
+from penstock.config.settings.cluster_settings import PoolSettings
+from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.engine.timing.gpus import gpu_of_sku
+from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
+from penstock.kernel.values import RequestShape
 from penstock.profiler.deployment_plan.deployment_config import config_yaml
 from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
 from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.measured_profiles import with_measured
 from penstock.profiler.deployment_plan.plan_request import PRICES, PlanRequest, checked_request
 from penstock.profiler.deployment_plan.plan_verification import VerifiedDeployment, verified
-from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
+from penstock.profiler.deployment_plan.planned_traffic import BLOCK, PlannedTraffic, traffic_of
 from penstock.profiler.deployment_plan.slo_floors import SloFloor, context_floor, floor_of, largest_factor
 from penstock.profiler.measurement.measured_engines import FoundGpus, machine_gpus
-from penstock.report.run.judged_slo import slo_json
+from penstock.profiler.measurement.profile_run import ProfileOptions, run
+from penstock.profiler.measurement.sweep import SweepOptions
+from penstock.report.outcome import json_text
 from penstock.report.run.run_page import write_report
+from penstock.report.run.run_summary import slo_json
+
+MEASURE = "measure"
+"""In place of a profile's folder: take one. A folder of that name is ``./measure``."""
+PROFILE_SECONDS = 1800.0
+"""Time of one GPU's profile, over all sizes: a sweep of vLLM at four sizes is mostly done by then. A guess."""
+
+
+def with_measured(request: PlanRequest, output: Path | None) -> PlanRequest:
+    """Return the request with profiles taken where it asks for them; one that is there already goes on.
+
+    Args:
+        output: folder of the plan; each GPU's profile is ``profile-GPU`` in it.
+    Raises:
+        ConfigError: there is no folder for it, or engines of this kind are not started here.
+        EngineError: an engine did not start or answer.
+    """
+    profiles = dict(request.profiles)
+    for key in [key for key, path in profiles.items() if path == MEASURE]:
+        if output is None:
+            raise ConfigError(f"the profile {key}={MEASURE} has no folder", hint="give --output")
+        if request.engine == "sglang":
+            raise ConfigError(
+                f"the profile {key}={MEASURE} is of SGLang, which is not started here",
+                hint="penstock profile URL measures one that runs",
+            )
+        gpu, _, size = key.partition(":")
+        folder = output / f"profile-{Path(gpu).stem}{size}"
+        asyncio.run(run(_profile_options(request, gpu, (int(size),) if size else (), folder)))
+        profiles[key] = str(folder)
+    return msgspec.structs.replace(request, profiles=profiles)
+
+
+def _profile_options(request: PlanRequest, gpu: str, sizes: tuple[int, ...], folder: Path) -> ProfileOptions:
+    rated = request.trace is not None or request.rate is not None
+    traffic = traffic_of(request if rated else msgspec.structs.replace(request, rate=1.0))
+    mix = traffic.mix
+    simulated = request.engine == "sim"
+    timing = TimingSettings(kind="roofline", model=request.path, gpu=gpu)
+    sim = SimSettings(block_size=BLOCK, async_scheduling=True, timing=timing)
+    pool = PoolSettings(
+        engine=request.engine, replicas=1, model_path=None if simulated else request.repository, sim=sim
+    )
+    return ProfileOptions(
+        sweep=SweepOptions(shape=RequestShape(mix.mean(mix.isl), mix.mean(mix.osl))),
+        out=folder,
+        slo=request.slo,
+        pool=pool,
+        model=request.name,
+        sizes=sizes or (_simulated_sizes(request, traffic, gpu) if simulated else ()),
+        seconds=PROFILE_SECONDS,
+        gpus=request.max_gpus,
+    )
+
+
+def _simulated_sizes(request: PlanRequest, traffic: PlannedTraffic, gpu: str) -> tuple[int, ...]:
+    """Return the sizes of a simulated engine that fit its GPUs' memory; real ones are as many as the machine has."""
+    fitting = EngineCatalog(msgspec.structs.replace(request, profiles={}), traffic).candidates["aggregated"]
+    timings = [engine.sim.timing for engine in fitting if engine.gpu == gpu]
+    return tuple(sorted({each.tensor_parallel_size for each in timings if each.expert_parallel_size == 1}))
+
 
 CONFIG = "penstock.yaml"
 """Name of the best deployment's config in the folder of a plan."""
@@ -78,17 +145,17 @@ def plan(request: PlanRequest, *, output: Path | None = None, jobs: int | None =
         prompt=traffic.prompt,
         answer=traffic.answer,
         token_rate=traffic.tokens_per_second(traffic.answer if request.answers else traffic.prompt),
-        notes=(*request.notes, *_guessed(request), *traffic.notes, *catalog.notes),
+        notes=(*request.notes, *_price_notes(request), *traffic.notes, *catalog.notes),
     )
     if not deployments:
         return msgspec.structs.replace(outcome, floor=short or floor_of(request, traffic, catalog))
-    outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, *_refused(request, traffic)))
+    outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, *_refusal_notes(request, traffic)))
     chosen = to_verify(deployments, request.verify)
     others = [each for each in deployments if each not in chosen][:MORE_SHOWN]
     if output is not None:
         best = verified(request, traffic, chosen, output / "simulations", jobs=jobs)
         outcome = msgspec.structs.replace(outcome, best=tuple(best), others=tuple(others))
-        return _written(outcome, traffic, output)
+        return _write_plan(outcome, traffic, output)
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder:
         best = verified(request, traffic, chosen, Path(folder), jobs=jobs)
     return msgspec.structs.replace(outcome, best=tuple(best), others=tuple(others))
@@ -130,7 +197,7 @@ def to_verify(deployments: Sequence[Deployment], count: int) -> list[Deployment]
     return chosen
 
 
-def _refused(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
+def _refusal_notes(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
     context = request.shape().context
     longer = 0 if context is None else traffic.longer_than(context)
     if not longer:
@@ -139,12 +206,12 @@ def _refused(request: PlanRequest, traffic: PlannedTraffic) -> list[str]:
     return [f"{told} are longer than the {context:,} tokens of the model, which refuses them: they count as missed"]
 
 
-def _guessed(request: PlanRequest) -> list[str]:
+def _price_notes(request: PlanRequest) -> list[str]:
     guessed = [f"{gpu} ${PRICES[gpu]:g}" for gpu in request.gpus if gpu not in request.prices]
     return [f"prices per GPU and hour are guesses: {', '.join(guessed)}; --price replaces them"] if guessed else []
 
 
-def _written(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> PlanOutcome:
+def _write_plan(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> PlanOutcome:
     for number, each in enumerate(outcome.best, 1):
         lines = (
             f"Planned by 'penstock plan' for {outcome.rate:,.2f} requests/s of {outcome.prompt:,.0f} + "
@@ -157,7 +224,7 @@ def _written(outcome: PlanOutcome, traffic: PlannedTraffic, output: Path) -> Pla
         (output / name).write_text(config_yaml(outcome.request, each.deployment, lines, planner=True))
     page = write_report(Path(outcome.best[0].folder))
     outcome = msgspec.structs.replace(outcome, config=str(output / CONFIG), page=str(page))
-    (output / "plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome_json(outcome))) + b"\n")
+    (output / "plan.json").write_text(json_text(outcome_json(outcome)))
     return outcome
 
 
@@ -177,36 +244,33 @@ def outcome_json(outcome: PlanOutcome) -> Mapping[str, Any]:
             "pools": deployment.pools,
         }
 
-    plain: Mapping[str, Any] = msgspec.to_builtins(
-        {
-            "schema": 1,
-            "model": request.name,
-            "engine": request.engine,
-            "slo": slo_json(request.slo),
-            "attainment": request.attainment,
-            "traffic": {"rate_per_s": outcome.rate, "prompt_tokens": outcome.prompt, "answer_tokens": outcome.answer},
-            "feasible": outcome.feasible,
-            "deployments": [
-                {
-                    **row(each.deployment),
-                    "simulated_attainment": each.attainment,
-                    "meets": each.meets,
-                    "ttft_s": each.ttft,
-                    "itl_mean_s": each.itl,
-                    "hit_rate": each.hit_rate,
-                    "simulations": each.simulations,
-                    "binds": each.binds,
-                    "timing": each.sources,
-                }
-                for each in outcome.best
-            ],
-            "others": [row(each) for each in outcome.others],
-            "floor": outcome.floor,
-            "notes": outcome.notes,
-            "config": outcome.config,
-        }
-    )
-    return plain
+    return {
+        "schema": 1,
+        "model": request.name,
+        "engine": request.engine,
+        "slo": slo_json(request.slo),
+        "attainment": request.attainment,
+        "traffic": {"rate_per_s": outcome.rate, "prompt_tokens": outcome.prompt, "answer_tokens": outcome.answer},
+        "feasible": outcome.feasible,
+        "deployments": [
+            {
+                **row(each.deployment),
+                "simulated_attainment": each.attainment,
+                "meets": each.meets,
+                "ttft_s": each.ttft,
+                "itl_mean_s": each.itl,
+                "hit_rate": each.hit_rate,
+                "simulations": each.simulations,
+                "binds": each.binds,
+                "timing": each.sources,
+            }
+            for each in outcome.best
+        ],
+        "others": [row(each) for each in outcome.others],
+        "floor": outcome.floor,
+        "notes": outcome.notes,
+        "config": outcome.config,
+    }
 
 
 PER_PROMPTS = "$/M IN"

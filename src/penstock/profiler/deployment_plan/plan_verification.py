@@ -71,8 +71,8 @@ def verified_one(
     trial = _Trial(request, traffic, folder, deployment)
     counts = tuple(pool.replicas for pool in deployment.pools)
     if trial.meets(counts):
-        return trial.result(_fewer(trial, counts))
-    return trial.result(_more(trial, counts))
+        return trial.result(_fewer_replicas(trial, counts))
+    return trial.result(_more_replicas(trial, counts))
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
@@ -106,7 +106,7 @@ class _Trial:
         if len(counts) == 1:
             return 0
         summary = self.outcome(counts).summary
-        return 0 if _excess(summary, "ttft", self._request) >= _excess(summary, "itl_mean", self._request) else 1
+        return 0 if _excess_of(summary, "ttft", self._request) >= _excess_of(summary, "itl_mean", self._request) else 1
 
     def outcome(self, counts: Counts) -> SimulationOutcome:
         outcome = self._outcomes.get(counts)
@@ -119,10 +119,10 @@ class _Trial:
     def _binds(self, counts: Counts) -> str:
         words = []
         for place, pool in enumerate(self.deployment.pools):
-            fewer = self._outcomes.get(_changed(counts, place, -1))
+            fewer = self._outcomes.get(_changed_counts(counts, place, -1))
             binds: str = "one replica" if counts[place] == 1 else pool.binds
             if fewer is not None and counts[place] != pool.replicas:
-                late = _excess(fewer.summary, "ttft", self._request) >= _excess(
+                late = _excess_of(fewer.summary, "ttft", self._request) >= _excess_of(
                     fewer.summary, "itl_mean", self._request
                 )
                 binds = "TTFT" if late else "ITL"
@@ -145,25 +145,25 @@ class _Trial:
         )
 
 
-def _more(trial: _Trial, counts: Counts) -> Counts:
+def _more_replicas(trial: _Trial, counts: Counts) -> Counts:
     """Add replicas to the pool that lacks them; where that does not help, to the other one."""
     place = trial.lacking(counts)
     while not trial.meets(counts):
-        more = _changed(counts, place, max(1, counts[place] // STEP))
+        more = _changed_counts(counts, place, max(1, counts[place] // STEP))
         if not trial.may(more):
             return counts
         helped = trial.attainment(more) > trial.attainment(counts) + 0.005
         counts = more
         place = trial.lacking(counts) if helped or len(counts) == 1 else 1 - place
-    return _fewer(trial, counts)
+    return _fewer_replicas(trial, counts)
 
 
-def _fewer(trial: _Trial, counts: Counts) -> Counts:
+def _fewer_replicas(trial: _Trial, counts: Counts) -> Counts:
     """Take replicas away, pool after pool, as long as the target is reached."""
     for place in range(len(counts)):
         step = max(1, counts[place] // STEP)
         while step:
-            fewer = _changed(counts, place, -step)
+            fewer = _changed_counts(counts, place, -step)
             if trial.may(fewer) and trial.meets(fewer):
                 counts = fewer
             else:
@@ -171,11 +171,11 @@ def _fewer(trial: _Trial, counts: Counts) -> Counts:
     return counts
 
 
-def _changed(counts: Counts, place: int, change: int) -> Counts:
+def _changed_counts(counts: Counts, place: int, change: int) -> Counts:
     return tuple(n + change * (number == place) for number, n in enumerate(counts))
 
 
-def _excess(summary: RunSummary, name: str, request: PlanRequest) -> float:
+def _excess_of(summary: RunSummary, name: str, request: PlanRequest) -> float:
     """Return a 95th percentile as a multiple of its target, 0 without one; where nothing was answered, no bound."""
     spread: LatencySpread | None = getattr(summary, name)
     target = request.slo.ttft if name == "ttft" else request.slo.itl

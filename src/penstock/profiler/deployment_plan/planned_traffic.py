@@ -14,8 +14,7 @@ from penstock.kernel.latency_bins import Bins
 from penstock.kernel.plurals import counted
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.report.trace_file import trace_notes
-from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload
+from penstock.report.traffic_options import TrafficOptions, cut, of_trace, of_workload, trace_notes
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.lengths import parse_lengths
 from penstock.traffic.trace_slices import scale_rate
@@ -95,12 +94,12 @@ def traffic_of(request: PlanRequest) -> PlannedTraffic:
     """
     made = request.trace is None
     notes: list[str] = []
-    requests = list(_made(request) if made else _traced(request, notes))
+    requests = list(_made_up_traffic(request) if made else _traced_traffic(request, notes))
     if len(requests) < 2 or requests[-1].at <= requests[0].at:
         raise ConfigError(
             f"the trace has {counted(len(requests), 'request')} at one time", hint="a rate needs two that differ"
         )
-    mix = _mix(requests)
+    mix = _workload_mix(requests)
     hit = 1.0 - mix.mean(mix.fresh) / mix.mean(mix.isl)
     if hit > 0.005:
         notes.append(f"closed forms count on {hit:.0%} of the prompts from cache, half of what one infinite cache hits")
@@ -110,12 +109,12 @@ def traffic_of(request: PlanRequest) -> PlannedTraffic:
         assert request.rate is not None
         rates, weights = np.array([request.rate]), np.ones(1)
     else:
-        rates, weights = _levels(requests)
+        rates, weights = _rate_levels(requests)
     longest = max(each.isl + each.osl for each in requests)
     return PlannedTraffic(requests, mix, rates, weights, longest, tuple(notes), request.rate)
 
 
-def _made(request: PlanRequest) -> Sequence[TrafficRequest]:
+def _made_up_traffic(request: PlanRequest) -> Sequence[TrafficRequest]:
     assert request.rate is not None and request.prompt is not None and request.answer is not None
     for what, text in (("--isl", request.prompt), ("--osl", request.answer)):
         parse_lengths(text, parse_number, what=what)  # so that an error names our option
@@ -133,7 +132,7 @@ def _made(request: PlanRequest) -> Sequence[TrafficRequest]:
     return [*first, *(next(source) for _ in range(max(0, more)))]
 
 
-def _traced(request: PlanRequest, notes: list[str]) -> Sequence[TrafficRequest]:
+def _traced_traffic(request: PlanRequest, notes: list[str]) -> Sequence[TrafficRequest]:
     """Return a trace's requests, and add to ``notes`` what is to be said of it."""
     options = TrafficOptions(
         trace=Path(request.trace or ""), requests=request.requests, spread_ties=True, rate=request.rate or 1.0
@@ -151,7 +150,7 @@ def _traced(request: PlanRequest, notes: list[str]) -> Sequence[TrafficRequest]:
     return list(scale_rate(requests, request.rate * span / max(1, len(requests) - 1)))
 
 
-def _mix(requests: Sequence[TrafficRequest]) -> WorkloadMix:
+def _workload_mix(requests: Sequence[TrafficRequest]) -> WorkloadMix:
     bins: Bins = {}
     cache = InfiniteCache(BLOCK)
     for each in requests:
@@ -162,7 +161,7 @@ def _mix(requests: Sequence[TrafficRequest]) -> WorkloadMix:
     return WorkloadMix.of_bins(bins).scaled(*means)
 
 
-def _levels(requests: Sequence[TrafficRequest]) -> tuple[Floats, Floats]:
+def _rate_levels(requests: Sequence[TrafficRequest]) -> tuple[Floats, Floats]:
     """Return the rates that a trace's requests meet, and the share of the requests that meets each."""
     times = np.array([each.at - requests[0].at for each in requests])
     windows = max(1, round(float(times[-1]) / WINDOW))

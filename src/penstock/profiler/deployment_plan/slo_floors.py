@@ -45,8 +45,8 @@ def context_floor(request: PlanRequest, traffic: PlannedTraffic) -> SloFloor | N
 def floor_of(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor:
     """Return the floor that a request without a deployment hits."""
     if not catalog.idle:
-        return _memory(request, traffic, catalog)
-    idle = _idle(request, traffic, catalog)
+        return _memory_floor(request, traffic, catalog)
+    idle = _idle_floor(request, traffic, catalog)
     if idle is not None:
         return idle
     wide = DeploymentSearch(request, traffic, catalog).deployments(NO_LIMIT)
@@ -63,16 +63,16 @@ def floor_of(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatal
         )
     ttft, itl = request.slo.planned
     return SloFloor(
-        floor="prefill time" if _keeps(request, traffic, catalog, "ttft") else "weights/bandwidth",
+        floor="prefill time" if _keeps_without(request, traffic, catalog, "ttft") else "weights/bandwidth",
         reason=(
-            f"TTFT {_ms(ttft)} and ITL {_ms(itl)} are each in reach of an idle engine, but not "
+            f"TTFT {_in_ms(ttft)} and ITL {_in_ms(itl)} are each in reach of an idle engine, but not "
             f"for {request.attainment:.0%} of these requests: long prompts, or steps beside prompts, miss them"
         ),
-        changes=_relaxed(request, traffic, catalog),
+        changes=_relaxed_targets(request, traffic, catalog),
     )
 
 
-def _idle(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor | None:
+def _idle_floor(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor | None:
     """Return the targets that even an idle engine misses; None where there are none."""
     ttft, itl = request.slo.planned[0], request.slo.itl or math.inf
     floors, reasons, changes = [], [], []
@@ -80,31 +80,32 @@ def _idle(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog)
     if fastest.step > itl:
         floors.append("weights/bandwidth" if fastest.weights > 0.5 * fastest.step else "launches and collectives")
         reasons.append(
-            f"ITL {_ms(itl)}: one decode step of one sequence takes {_ms(fastest.step)} on {fastest.label}, the "
-            f"fastest layout of the GPUs named; reading the weights at full bandwidth is {_ms(fastest.weights)} of it"
+            f"ITL {_in_ms(itl)}: one decode step of one sequence takes {_in_ms(fastest.step)} on {fastest.label}, the "
+            "fastest layout of the GPUs named; reading the weights at full bandwidth is "
+            f"{_in_ms(fastest.weights)} of it"
         )
-        changes.append(f"--itl above {_ms(fastest.step)}")
+        changes.append(f"--itl above {_in_ms(fastest.step)}")
     quickest = min(catalog.idle, key=lambda each: each.prompt)
     if quickest.prompt > ttft:
         floors.append("prefill time")
         reasons.append(
-            f"TTFT {_ms(ttft)}: the mean prompt of {traffic.prompt:,.0f} tokens takes {_ms(quickest.prompt)} of "
+            f"TTFT {_in_ms(ttft)}: the mean prompt of {traffic.prompt:,.0f} tokens takes {_in_ms(quickest.prompt)} of "
             f"computing alone on {quickest.label}, the fastest layout of the GPUs named"
         )
-        changes.append(f"--ttft above {_ms(quickest.prompt)}")
+        changes.append(f"--ttft above {_in_ms(quickest.prompt)}")
     if not floors:
         return None
-    enough = [each for each in _others(request, traffic) if each.step <= itl and each.prompt <= ttft]
+    enough = [each for each in _other_engines(request, traffic) if each.step <= itl and each.prompt <= ttft]
     others = [
-        f"--gpu {each.gpu}: {each.label} takes {_ms(each.step)} for a step and {_ms(each.prompt)} for a prompt"
+        f"--gpu {each.gpu}: {each.label} takes {_in_ms(each.step)} for a step and {_in_ms(each.prompt)} for a prompt"
         for each in sorted(enough, key=lambda each: each.gpus)[:3]
     ]
     narrower = "weights in a narrower data type, as of a model's name that ends in -FP8"
     return SloFloor(floor=" and ".join(floors), reason="; ".join(reasons), changes=(*changes, *others, narrower))
 
 
-def _memory(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor:
-    others = sorted(_others(request, traffic), key=lambda each: each.stages)
+def _memory_floor(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> SloFloor:
+    others = sorted(_other_engines(request, traffic), key=lambda each: each.stages)
     changes = [f"{each.label} holds it" for each in others[:2]]
     reasons = [reasons[-1] for reasons in catalog.refused.values()]
     limit = "" if request.max_gpus is None else f"more than --max-gpus {request.max_gpus}, "
@@ -115,13 +116,13 @@ def _memory(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalo
     )
 
 
-def _others(request: PlanRequest, traffic: PlannedTraffic) -> list[IdleEngine]:
+def _other_engines(request: PlanRequest, traffic: PlannedTraffic) -> list[IdleEngine]:
     """Return the layouts of all GPUs of the table, without a limit."""
     wide = msgspec.structs.replace(request, gpus=tuple(GPUS), max_gpus=None)
     return EngineCatalog(wide, traffic).idle
 
 
-def _relaxed(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> tuple[str, ...]:
+def _relaxed_targets(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog) -> tuple[str, ...]:
     """Return for each target the tightest of some multiples that a deployment keeps."""
     changes = []
     for name, target in zip(("ttft", "itl"), request.slo.planned, strict=True):
@@ -129,12 +130,12 @@ def _relaxed(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatal
             slo = msgspec.structs.replace(request.slo, **{name: target * factor})
             wider = msgspec.structs.replace(request, slo=slo)
             if DeploymentSearch(wider, traffic, catalog).deployments():
-                changes.append(f"--{name} {_ms(target * factor).replace(' ', '')}")
+                changes.append(f"--{name} {_in_ms(target * factor).replace(' ', '')}")
                 break
     return (*changes, "a lower --attainment")
 
 
-def _keeps(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog, name: str) -> bool:
+def _keeps_without(request: PlanRequest, traffic: PlannedTraffic, catalog: EngineCatalog, name: str) -> bool:
     """Return whether it is this target that is missed: without it there is a deployment."""
     slo = msgspec.structs.replace(request.slo, **{name: RELAXED[-1] * (getattr(request.slo, name) or 1.0)})
     return bool(DeploymentSearch(msgspec.structs.replace(request, slo=slo), traffic, catalog).deployments())
@@ -155,5 +156,5 @@ def largest_factor(request: PlanRequest, traffic: PlannedTraffic, catalog: Engin
     return low or None
 
 
-def _ms(seconds: float) -> str:
+def _in_ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 1.0 else f"{seconds:,.2f} s"

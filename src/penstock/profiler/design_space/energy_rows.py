@@ -13,9 +13,8 @@ import numpy as np
 from penstock.engine.timing.gpus import GPUS
 from penstock.engine.timing.roofline import work_of
 from penstock.kernel.errors import ConfigError
-from penstock.page.page_schema import Section
+from penstock.page.page_schema import Section, table_section
 from penstock.profiler.design_space.design_study import TRAFFIC, DesignCase, DesignSpace
-from penstock.report.study.study_tables import section_of
 
 FILE = Path("measured", "splitwise_perf_model.csv")
 """Where a folder of traces has it."""
@@ -64,7 +63,7 @@ def energy_section(path: Path) -> Section:
             if number is None:
                 cells += ["unknown", ""]
                 continue
-            share = _prompt_share(space, number) if kind is space.colocated else float(_share(kind.ratio[number]))
+            share = _prompt_share(space, number) if kind is space.colocated else float(_share_of(kind.ratio[number]))
             power = WATTS * (share * prompt + (1.0 - share) * decode)
             cells += [f"{power / kind.density[number]:.2f}", f"{share:.0%}"]
         rows.append([traffic, *cells])
@@ -74,10 +73,10 @@ def energy_section(path: Path) -> Section:
         "of answers, of GPUs alone; a split spends as much per GPU-second of each phase, so it saves by needing fewer."
     )
     head = ["traffic", "split J/token", "GPUs on prompts", "co-located J/token", "time on prompts"]
-    return section_of("Energy per token", text, head, rows)
+    return table_section("Energy per token", text, head, rows)
 
 
-def _share(ratio: float) -> float:
+def _share_of(ratio: float) -> float:
     """Return the share of all GPUs that is of context."""
     return ratio / (1.0 + ratio)
 

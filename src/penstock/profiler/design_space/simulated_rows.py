@@ -18,8 +18,7 @@ from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import Role, Slo, WorkerId
-from penstock.page.page_schema import Section
-from penstock.report.study.study_tables import section_of
+from penstock.page.page_schema import Section, table_section
 from penstock.router.settings import HandoffSettings, RouterSettings
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
@@ -62,16 +61,16 @@ class SimulatedScenario:
 
 def scenarios(traces: Path | None) -> Iterator[SimulatedScenario]:
     """Return the scenarios; that of a real trace only where there is one."""
-    yield SimulatedScenario("long prompts", _long)
-    yield SimulatedScenario("KV is used again (agents)", _agents)
-    yield SimulatedScenario("half of the GPUs are H200, for decoding", _long, gpus=("h100", "h200"))
-    yield SimulatedScenario("links of a tenth", _long, link=0.1)
-    yield SimulatedScenario("hand-offs begin 0.5 s late", _long, latency=0.5)
-    yield SimulatedScenario("an engine dies", _long, failing=30.0)
-    yield SimulatedScenario("KV is offloaded (agents)", _agents, tiers=TIERS)
+    yield SimulatedScenario("long prompts", _long_prompts)
+    yield SimulatedScenario("KV is used again (agents)", _agent_sessions)
+    yield SimulatedScenario("half of the GPUs are H200, for decoding", _long_prompts, gpus=("h100", "h200"))
+    yield SimulatedScenario("links of a tenth", _long_prompts, link=0.1)
+    yield SimulatedScenario("hand-offs begin 0.5 s late", _long_prompts, latency=0.5)
+    yield SimulatedScenario("an engine dies", _long_prompts, failing=30.0)
+    yield SimulatedScenario("KV is offloaded (agents)", _agent_sessions, tiers=TIERS)
     if traces is not None and (traces / TRACE).is_file():
-        yield SimulatedScenario("a real trace (Mooncake's conversations)", lambda: _trace(traces / TRACE))
-        yield SimulatedScenario("a real trace, KV is offloaded", lambda: _trace(traces / TRACE), tiers=TIERS)
+        yield SimulatedScenario("a real trace (Mooncake's conversations)", lambda: _trace_requests(traces / TRACE))
+        yield SimulatedScenario("a real trace, KV is offloaded", lambda: _trace_requests(traces / TRACE), tiers=TIERS)
 
 
 def simulated_section(traces: Path | None) -> Section:
@@ -80,7 +79,7 @@ def simulated_section(traces: Path | None) -> Section:
     for scenario in scenarios(traces):
         requests = scenario.requests()
         for layout in ("aggregated", *PREFILL):
-            rows.append([scenario.name, layout, *_measured(scenario, layout, requests)])
+            rows.append([scenario.name, layout, *_measured_row(scenario, layout, requests)])
     text = (
         f"{ENGINES} engines of {MODEL} (fp8, {WIDTH} H100 each) under the same {REQUESTS} requests, simulated with "
         f"queues, routing and hand-offs. In SLO: TTFT within {SLO.ttft:g} s and mean ITL within {SLO.itl or 0:g} s. "
@@ -92,10 +91,10 @@ def simulated_section(traces: Path | None) -> Section:
     if not any(name.startswith("a real trace") for name, *_ in rows):
         text += f" The rows of a real trace are left out: no {TRACE} in --traces."
     head = ["scenario", "layout", "in SLO", "TTFT s", "P99", "ITL P99 ms", "hit rate", "cost", "failed"]
-    return section_of("What the study leaves out, simulated", text, head, rows)
+    return table_section("What the study leaves out, simulated", text, head, rows)
 
 
-def _measured(scenario: SimulatedScenario, layout: str, requests: Sequence[TrafficRequest]) -> list[str]:
+def _measured_row(scenario: SimulatedScenario, layout: str, requests: Sequence[TrafficRequest]) -> list[str]:
     records: list[RequestRecord] = []
     cluster = SimulatedCluster(plan_of(scenario, layout), requests, record=records.append)
     cluster.run()
@@ -131,7 +130,7 @@ def plan_of(scenario: SimulatedScenario, layout: str) -> SimulationPlan:
     )
     pools = {
         name: PoolPlan(
-            sim=_engine(scenario, gpu),
+            sim=_engine_settings(scenario, gpu),
             replicas=count,
             gpus=WIDTH,
             role=role,
@@ -150,7 +149,7 @@ def plan_of(scenario: SimulatedScenario, layout: str) -> SimulationPlan:
     return SimulationPlan(model=MODEL, pools=pools, router=router, slo=SLO, faults=faults)
 
 
-def _engine(scenario: SimulatedScenario, gpu: str) -> SimSettings:
+def _engine_settings(scenario: SimulatedScenario, gpu: str) -> SimSettings:
     shape = shape_of(model_named(MODEL), MODEL)
     rate = scenario.link * GPUS[gpu].network_gb_per_s * 1e9 * WIDTH
     blocks = kv_blocks_of(shape, GPUS[gpu], block_size=BLOCK, tensor_parallel_size=WIDTH, weight_dtype="fp8")
@@ -169,21 +168,21 @@ def _engine(scenario: SimulatedScenario, gpu: str) -> SimSettings:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def _long() -> Sequence[TrafficRequest]:
+def _long_prompts() -> Sequence[TrafficRequest]:
     shape = Plain(prompt=Lognormal(6000, 0.6, 256, 32_768), answer=Lognormal(300, 0.7, 8, 2048))
-    return _first(plain(RATE, random.Random(1), shape=shape, kind="long prompts"))
+    return _first_requests(plain(RATE, random.Random(1), shape=shape, kind="long prompts"))
 
 
-def _agents() -> Sequence[TrafficRequest]:
-    return _first(agent(AGENTS_RATE, random.Random(1)))
+def _agent_sessions() -> Sequence[TrafficRequest]:
+    return _first_requests(agent(AGENTS_RATE, random.Random(1)))
 
 
-def _trace(path: Path) -> Sequence[TrafficRequest]:
+def _trace_requests(path: Path) -> Sequence[TrafficRequest]:
     with path.open("rb") as lines:
-        rows = _first(trace_slices.spread_ties(list(MooncakeTrace(lines))))
+        rows = _first_requests(trace_slices.spread_ties(list(MooncakeTrace(lines))))
     return list(trace_slices.scale_rate(rows, TRACE_RATE * (rows[-1].at - rows[0].at) / len(rows)))
 
 
-def _first(requests: Iterator[TrafficRequest]) -> Sequence[TrafficRequest]:
+def _first_requests(requests: Iterator[TrafficRequest]) -> Sequence[TrafficRequest]:
     """Return the first requests that the engines can hold."""
     return list(trace_slices.rebase(islice((one for one in requests if one.isl + one.osl <= MAX_LEN), REQUESTS)))

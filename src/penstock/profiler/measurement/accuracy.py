@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from penstock.config.files.profile_manifest import ProfileManifest, read_manifest
 from penstock.config.files.timing_files import load_timing
@@ -18,8 +17,9 @@ from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import USUAL_LIMITS, RequestId
 from penstock.profiler.measurement.profile_run import utc_now
-from penstock.report.bench.bench_options import BenchOptions
+from penstock.report.bench.bench_plan import BenchOptions
 from penstock.report.bench.bench_run import run as bench
+from penstock.report.run.run_summary import spread
 
 BLOCK = 16
 """Tokens per block of the simulation: prompts share none, so that it hardly matters."""
@@ -100,7 +100,7 @@ def measured_and_predicted(
 
     Raises:
         ConfigError: the profile is of another model, or has too few points.
-        EngineError: a request failed, so that the rest is no run to compare.
+        EngineError: a request failed, so that the rest is no run to compare, or no answer has two tokens.
     """
     manifest = read_manifest(folder)
     options = BenchOptions(
@@ -170,7 +170,11 @@ def size_predicted(manifest: ProfileManifest) -> int:
 def compared(
     manifest: ProfileManifest, records: Sequence[RequestRecord], ends: Sequence[EngineFinished]
 ) -> ProfileAccuracy:
-    """Return both runs beside each other; a client's TTFT has what a request costs beside its passes, too."""
+    """Return both runs beside each other; a client's TTFT has what a request costs beside its passes, too.
+
+    Raises:
+        EngineError: no answer has two tokens, so that nothing is known of the time between them.
+    """
     tp = size_predicted(manifest)
     beside = max(0.0, manifest.host.request.get(tp, 0.0) - manifest.host.pass_gap.get(tp, 0.0))
     ttft = [(end.first - end.arrived) / SECOND + beside for end in ends if end.first is not None]
@@ -181,8 +185,8 @@ def compared(
         manifest=manifest,
         requests=len(records),
         date=utc_now(),
-        ttft=_latency("TTFT", [record.ttft for record in records], ttft),
-        tpot=_latency("TPOT", [record.tpot for record in records], tpot),
+        ttft=_latency_error("TTFT", [record.ttft for record in records], ttft),
+        tpot=_latency_error("TPOT", [record.tpot for record in records], tpot),
     )
 
 
@@ -205,10 +209,9 @@ def note(ledger: Path, accuracy: ProfileAccuracy) -> None:
         raise ConfigError(f"{ledger} can't be written: {error.strerror}") from error
 
 
-def _latency(name: str, real: Sequence[float | None], predicted: Sequence[float]) -> LatencyError:
-    sides = [[value for value in real if value is not None], predicted]
-    figures = [
-        [float(np.mean(side)), *(float(np.percentile(side, float(point[1:]))) for point in POINTS[1:])]
-        for side in sides
-    ]
+def _latency_error(name: str, real: Sequence[float | None], predicted: Sequence[float]) -> LatencyError:
+    sides = [spread(value for value in side if value is not None) for side in (real, predicted)]
+    figures = [[getattr(side, point) for point in POINTS] for side in sides if side is not None]
+    if len(figures) < len(sides):
+        raise EngineError(f"no request has a {name}: answers of one token have no time between tokens")
     return LatencyError(name=name, real=figures[0], predicted=figures[1])

@@ -44,12 +44,12 @@ def machine_gpus(env: Mapping[str, str]) -> FoundGpus:
     indices = inventory(None, env).gpus
     if not indices:
         return FoundGpus()
-    listing = _smi(env, "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
+    listing = _nvidia_smi(env, "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
     rows = {int(row[0]): row for line in listing.splitlines() if len(row := line.split(", ")) == 3}
     if (first := rows.get(indices[0])) is None:
         return FoundGpus(indices)
     memory = int(first[2]) if first[2].isdecimal() else None  # some have none of their own, and say so in words
-    return FoundGpus(indices, first[1], memory, link_between(_smi(env, "topo", "-m"), indices[:2]))
+    return FoundGpus(indices, first[1], memory, link_between(_nvidia_smi(env, "topo", "-m"), indices[:2]))
 
 
 def link_between(topology: str, gpus: Sequence[int]) -> str | None:
@@ -61,7 +61,7 @@ def link_between(topology: str, gpus: Sequence[int]) -> str | None:
     return row[gpus[1]]
 
 
-def _smi(env: Mapping[str, str], *words: str) -> str:
+def _nvidia_smi(env: Mapping[str, str], *words: str) -> str:
     program = shutil.which("nvidia-smi", path=env.get("PATH"))
     if program is None:
         return ""
@@ -105,7 +105,7 @@ class StartedEngine(NamedTuple):
     seconds: float
 
 
-def _log(logs: Path, name: str) -> Path:
+def _log_path(logs: Path, name: str) -> Path:
     logs.mkdir(parents=True, exist_ok=True)
     return logs / f"{name}.log"
 
@@ -120,7 +120,7 @@ async def started_engine(
         EngineError: it did not start; the message has the end of its log.
     """
     name = f"{pool.role}-tp{tp}"
-    log_path = _log(logs, name)
+    log_path = _log_path(logs, name)
     launch = launch_of(name, model, of_size(pool, tp), port=free_port(), gpus=tuple(gpus[:tp]))
     begun = time.monotonic()
     env = {**without_secrets(os.environ), **key_env(pool.engine, read_access(pool.access, "access"))}

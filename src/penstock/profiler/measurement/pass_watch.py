@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -24,14 +25,77 @@ from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, eng
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.stats.step_stats_source import steps_of
 from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
-from penstock.kernel.errors import EngineError
+from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import StepStats, WorkerCard
 from penstock.page.page_file import write_page
-from penstock.profiler.measurement.measured_engines import size_of
-from penstock.profiler.measurement.profile_page import profile_page, unseen
+from penstock.profiler.measurement.measured_engines import attached_engine, size_of
 from penstock.profiler.measurement.profile_run import utc_now
-from penstock.profiler.measurement.profile_writer import write_profile
-from penstock.profiler.measurement.watched_engines import watched_engines
+from penstock.profiler.measurement.profile_writer import profile_page, unseen, write_profile
+from penstock.router.status_rows import WorkerStatus
+
+STATUS = "/admin/status"
+
+
+class WatchedEngine(NamedTuple):
+    """An engine that is listened to. ``version``: as it says itself; None is unknown."""
+
+    card: WorkerCard
+    version: str | None
+
+
+async def watched_engines(
+    http: aiohttp.ClientSession, url: str, model: str | None, key: str | None, stats: str | None
+) -> list[WatchedEngine]:
+    """Return the engines behind a URL, all of one model, kind and version.
+
+    Args:
+        model: which one; None takes the only one. ``key``: of an administrator, where a frontend asks for one.
+        stats: endpoint of the statistics plug-in of the engine at the URL; those of a cluster are known to it.
+    Raises:
+        EngineError: one can't be reached, or a cluster has none.
+        ConfigError: they are not of one model, kind and version.
+    """
+    rows = await _worker_rows(http, url.rstrip("/").removesuffix("/v1"), key)
+    if rows is None:
+        cards = [await attached_engine(http, url, model, "engine", stats)]
+    else:
+        rows = [row for row in rows if row.role != "encode" and model in (None, row.model)]
+        if not rows:
+            raise EngineError(f"the cluster at {url} has no engine" + (f" of {model}" if model else ""))
+        cards = [await attached_engine(http, row.url, row.model, row.id, row.stats, row.labels) for row in rows]
+    watched = []
+    for card in cards:
+        version = (await EngineServer(http, card.url).object("/version")).get("version")
+        watched.append(WatchedEngine(card, version if isinstance(version, str) else None))
+    for what, values in (
+        ("models", {each.card.model for each in watched}),
+        ("engines", {each.card.engine for each in watched}),
+        ("versions", {each.version or "unknown" for each in watched}),
+    ):
+        if len(values) > 1:
+            raise ConfigError(
+                f"{url} has engines of {what} {', '.join(sorted(values))}, and a profile is of one",
+                hint="name one by --model" if what == "models" else "give the URL of one engine",
+            )
+    return watched
+
+
+async def _worker_rows(http: aiohttp.ClientSession, base: str, key: str | None) -> list[WorkerStatus] | None:
+    """Return the rows of a cluster's status; None where the server at the URL is no frontend."""
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        async with http.get(base + STATUS, headers=headers) as answer:
+            if answer.status in (401, 403):
+                raise ConfigError(f"{base}{STATUS} asks for a key", hint="give --admin-key, or PENSTOCK_ADMIN_KEY")
+            if answer.status != 200:
+                return None
+            return msgspec.json.decode(await answer.read(), type=ClusterStatus).workers
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise EngineError(f"{base} can't be reached: {error}") from error
+    except msgspec.DecodeError:
+        return None
+
 
 EVERY = 0.005
 """Seconds between two reads: most passes of a GPU are longer, so that a window has one."""
@@ -78,7 +142,7 @@ class PassBook:
             self.unequal += window.passes
             return
         context = 0.0 if kind == "prefill" or kv is None else kv / seqs
-        place = (kind, self.tp, _bin(tokens), _bin(seqs), _bin(context))
+        place = (kind, self.tp, _context_bin(tokens), _context_bin(seqs), _context_bin(context))
         self.windows[place].append((window.wall / window.passes, tokens, seqs, context))
 
     def _kv(self, window: StepStats) -> float | None:
@@ -171,7 +235,7 @@ async def watch(
         until = now() + seconds
         async with asyncio.TaskGroup() as listening:
             for book, engine in zip(books, watched, strict=True):
-                listening.create_task(_listen(book, engine.card, http, until, now))
+                listening.create_task(_listen_to_engine(book, engine.card, http, until, now))
     points, passes = points_of(books), sum(book.passes for book in books)
     unequal = sum(book.unequal for book in books)
     if not points:
@@ -202,7 +266,7 @@ async def watch(
     return msgspec.structs.replace(manifest, left_out=[*manifest.left_out, *unseen(manifest, points)])
 
 
-async def _listen(
+async def _listen_to_engine(
     book: PassBook, card: WorkerCard, http: aiohttp.ClientSession, until: float, now: Callable[[], float]
 ) -> None:
     source, gauge = steps_of(card, http, "profile-watch"), dialect_of(card.engine).counters.kv_usage
@@ -221,5 +285,5 @@ async def _listen(
         source.close()
 
 
-def _bin(value: float) -> int:
+def _context_bin(value: float) -> int:
     return round(math.log(value) / math.log(BIN)) if value > 0 else -1

@@ -58,22 +58,22 @@ def difference(before: MeasuredProfile, now: MeasuredProfile) -> ProfileDifferen
     for name in before.manifest.__struct_fields__:
         old, new = getattr(before.manifest, name), getattr(now.manifest, name)
         if name not in IGNORED and old != new:
-            facts.append(f"{name}: {_text(old)} -> {_text(new)}")
+            facts.append(f"{name}: {_fact_text(old)} -> {_fact_text(new)}")
     for phase in ("prefill", "decode"):
         first, second = getattr(before.manifest, phase), getattr(now.manifest, phase)
         sizes = [None if each is None else each.tp for each in (first, second)]
         if sizes[0] != sizes[1]:
             facts.append(f"{phase} TP: {sizes[0]} -> {sizes[1]}")
-    both = [(old, new) for old in before.points if (new := _same(old, now.points)) is not None]
+    both = [(old, new) for old in before.points if (new := _same_point(old, now.points)) is not None]
     return ProfileDifference(
         facts=facts,
-        points=[_changed(old, new) for old, new in both],
+        points=[_changed_point(old, new) for old, new in both],
         only_before=len(before.points) - len(both),
         only_now=len(now.points) - len(both),
     )
 
 
-def _same(old: ProfilePoint, points: Sequence[ProfilePoint]) -> ProfilePoint | None:
+def _same_point(old: ProfilePoint, points: Sequence[ProfilePoint]) -> ProfilePoint | None:
     """Return the point that was measured at the same place; its context differs by some tokens from run to run."""
     place = (old.kind, old.tp, old.tokens, old.seqs)
     near = [p for p in points if (p.kind, p.tp, p.tokens, p.seqs) == place]
@@ -82,12 +82,12 @@ def _same(old: ProfilePoint, points: Sequence[ProfilePoint]) -> ProfilePoint | N
     return found if apart <= max(CONTEXT_APART * old.context, 1.0) else None
 
 
-def _changed(old: ProfilePoint, new: ProfilePoint) -> ChangedPoint:
+def _changed_point(old: ProfilePoint, new: ProfilePoint) -> ChangedPoint:
     error = (old.sd**2 / old.repeats + new.sd**2 / new.repeats) ** 0.5
     apart = abs(new.mean - old.mean)
     sure = apart > SURE * error and apart > LEAST * old.mean
     return ChangedPoint(point=new, before=old.mean, now=new.mean, changed=sure)
 
 
-def _text(value: object) -> str:
+def _fact_text(value: object) -> str:
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else value

@@ -4,26 +4,28 @@ Each point is written to ``measured.jsonl`` as soon as it is known: a run that w
 """
 
 import os
+import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.adapters.engines.http.engine_access import engine_session, read_access
 from penstock.adapters.engines.http.engine_http import EngineServer
-from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
+from penstock.config.files.profile_manifest import HostCosts, PointKind, ProfileManifest, ProfilePoint
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits, Slo, WorkerCard
 from penstock.page.page_file import write_page
-from penstock.profiler.measurement.engine_probe import PointKey
-from penstock.profiler.measurement.http_probe import HttpProbe
+from penstock.planner.performance.benchmark_table import nonnegative
+from penstock.profiler.measurement.engine_probe import HttpProbe, PointKey
 from penstock.profiler.measurement.measured_engines import (
     FoundGpus,
     attached_engine,
@@ -32,11 +34,43 @@ from penstock.profiler.measurement.measured_engines import (
     sizes_of,
     started_engine,
 )
-from penstock.profiler.measurement.pass_costs import host_costs
-from penstock.profiler.measurement.profile_page import profile_page
-from penstock.profiler.measurement.profile_writer import write_profile
+from penstock.profiler.measurement.profile_writer import profile_page, write_profile
 from penstock.profiler.measurement.recommendation import pick_decode, pick_prefill
 from penstock.profiler.measurement.sweep import Sweep, SweepOptions
+
+
+def host_costs(points: Sequence[ProfilePoint]) -> HostCosts:
+    """Return the constants; what no engine could be asked for is absent, never assumed."""
+    asked = [point for point in points if point.inside is not None]
+    return HostCosts(
+        pass_gap=_by_size([point for point in asked if point.kind == "decode"]),
+        request=_by_size([point for point in asked if point.kind == "prefill"]),
+        collectives=collective_seconds(points),
+    )
+
+
+def collective_seconds(points: Sequence[ProfilePoint]) -> float | None:
+    """Return what the exchanges of one decode pass cost, as the part that sizes above 1 have and size 1 has not.
+
+    A pass of one sequence takes fixed + work / size + collectives where the size is above 1. That is three unknowns:
+    None unless three sizes were measured, 1 among them. What grows with the size counts to the collectives.
+    """
+    mine = [point for point in points if point.kind == "decode" and point.seqs == 1]
+    least = min((point.context for point in mine), default=0.0)
+    passes = {p.tp: p.mean if p.inside is None else p.inside for p in mine if p.context <= 1.1 * least}
+    if len(passes) < 3 or 1 not in passes:
+        return None
+    sizes = np.asarray(sorted(passes), dtype=np.float64)
+    seconds = np.asarray([passes[int(size)] for size in sizes])
+    _, _, several = nonnegative(np.column_stack([1.0 / sizes, sizes > 1.0]).astype(np.float64), seconds)
+    return several
+
+
+def _by_size(points: Sequence[ProfilePoint]) -> dict[int, float]:
+    sizes = sorted({point.tp for point in points})
+    gaps = {tp: [p.mean - p.inside for p in points if p.tp == tp and p.inside is not None] for tp in sizes}
+    return {tp: max(0.0, statistics.median(each)) for tp, each in gaps.items()}
+
 
 MEASURED, SUBJECT = "measured.jsonl", "measuring.json"
 
@@ -178,14 +212,14 @@ async def run(options: ProfileOptions) -> ProfileManifest:
             if manifest is not None and ShareOfBudget(options, tp, 1, begun, points.gpu_seconds, time.monotonic).over():
                 left_out.append(f"TP {tp}: time was up before its engine was started")
                 continue
-            async with _engine(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
+            async with _engine_of_size(options, tp, http, indices, points, first=place == 0) as (card, size, starts):
                 if manifest is None:
-                    manifest = await _subject(options, card, gpus, http)
+                    manifest = await _measured_subject(options, card, gpus, http)
                     points.open(manifest)
                 limits[size] = card.limits
                 points.begin()
                 if starts is not None and (key := PointKey("cold_start", size)) not in points.done:
-                    points.add(key, _start(key.kind, size, starts))
+                    points.add(key, _start_point(key.kind, size, starts))
                 budget = ShareOfBudget(
                     options, size, max(1, len(sizes) - place), begun, points.gpu_seconds, time.monotonic
                 )
@@ -195,7 +229,7 @@ async def run(options: ProfileOptions) -> ProfileManifest:
                 probe = HttpProbe(http, card, partner)
                 swept = msgspec.structs.replace(options.sweep, ttft=options.slo.ttft, itl=options.slo.itl)
                 try:
-                    with _progress(f"TP {size}") as begun_point:
+                    with _shown_progress(f"TP {size}") as begun_point:
                         sweep = Sweep(probe, size, swept, points.done, budget, record=points.add, begun=begun_point)
                         await sweep.run()
                 finally:
@@ -205,7 +239,7 @@ async def run(options: ProfileOptions) -> ProfileManifest:
             if starts is not None and warm not in points.done and not budget.over():
                 points.begin()
                 async with started_engine(http, card.model, options.pool, tp, indices, options.out / "logs") as again:
-                    points.add(warm, _start("warm_start", size, again.seconds))
+                    points.add(warm, _start_point("warm_start", size, again.seconds))
     assert manifest is not None
     manifest = finished(manifest, options, points, limits, left_out)
     measured = list(points.done.values())
@@ -243,7 +277,7 @@ def utc_now() -> str:
 
 
 @asynccontextmanager
-async def _engine(
+async def _engine_of_size(
     options: ProfileOptions,
     tp: int,
     http: aiohttp.ClientSession,
@@ -263,7 +297,7 @@ async def _engine(
         yield engine.card, tp, engine.seconds
 
 
-async def _subject(
+async def _measured_subject(
     options: ProfileOptions, card: WorkerCard, gpus: FoundGpus, http: aiohttp.ClientSession
 ) -> ProfileManifest:
     version = (await EngineServer(http, card.url).object("/version")).get("version")
@@ -284,12 +318,12 @@ async def _subject(
     )
 
 
-def _start(kind: PointKind, tp: int, seconds: float) -> ProfilePoint:
+def _start_point(kind: PointKind, tp: int, seconds: float) -> ProfilePoint:
     return ProfilePoint(kind=kind, tp=tp, mean=seconds)
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[PointKey], None]]:
+def _shown_progress(what: str) -> Iterator[Callable[[PointKey], None]]:
     """Show which point is measured, on a terminal; elsewhere nothing."""
     if not sys.stderr.isatty():
         yield lambda key: None

@@ -60,7 +60,7 @@ def pick_decode(
     met = [
         within
         for tp in sorted({point.tp for point in mine})
-        if (within := _within([point for point in mine if point.tp == tp], context, limit)) is not None
+        if (within := _most_within([point for point in mine if point.tp == tp], context, limit)) is not None
     ]
     best = max(met, key=lambda p: p.seqs / p.mean / p.tp) if met else min(mine, key=lambda p: p.mean)
     kv = limits[best.tp].kv_tokens if best.tp in limits else None
@@ -78,7 +78,7 @@ def pick_decode(
     )
 
 
-def _within(points: Sequence[ProfilePoint], context: float, limit: float) -> ProfilePoint | None:
+def _most_within(points: Sequence[ProfilePoint], context: float, limit: float) -> ProfilePoint | None:
     """Return the most sequences in flight whose ITL is within the limit, on the line between measured points.
 
     Args:

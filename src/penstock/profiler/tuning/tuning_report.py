@@ -1,26 +1,19 @@
 """Report of a search for settings: tables on the screen, JSON, and a page with the front."""
 
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
-from rich.console import Console
-from rich.table import Table as ScreenTable
 
 from penstock.config.live_knobs import SettingChange
 from penstock.kernel.plurals import counted
 from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, percent, text_table
 from penstock.profiler.tuning.tuning_space import Candidate
 from penstock.profiler.tuning.tuning_trial import Gain, TuningTrial
+from penstock.report.outcome import print_outcome
 
 WORTH = 0.01
 """Share of GPU-hours below which nothing is saved."""
-WIDE = 200
-"""Columns of text where the output is no terminal."""
 HEAD = ["", "in SLO, searched", "GPU-hours", "in SLO, held out", "GPU-hours", "gain held out (95 %)", "changes"]
 
 
@@ -52,7 +45,7 @@ class SettingEffect:
     @property
     def text(self) -> str:
         """The effect in words; a range with both signs tells nothing."""
-        saved = f"{_hours(self.gpu_hours, '+')} GPU-hours" if round(self.gpu_hours, 4) else ""
+        saved = f"{_hours_text(self.gpu_hours, '+')} GPU-hours" if round(self.gpu_hours, 4) else ""
         if self.gain is None:
             return ", ".join(filter(None, ("too few requests to tell", saved)))
         unsure = "no difference can be told: " if self.gain.low <= 0 <= self.gain.high else ""
@@ -118,13 +111,8 @@ def points(gain: Gain) -> str:
     return f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
-def as_json(outcome: TuningOutcome) -> str:
-    """Return indented JSON with stable keys."""
-    return json.dumps(as_dict(outcome), indent=2) + "\n"
-
-
 def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
-    """Return the outcome as plain data; shares 0..1."""
+    """Return the outcome as plain data, but for `Gain` structs; shares 0..1."""
     return {
         "schema": 1,
         "requests": dict(zip(("searched", "holdout"), outcome.requests)),
@@ -136,16 +124,16 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
             {
                 "proposed": row.candidate == outcome.proposed,
                 "changes": {change.key: change.new for change in row.changes},
-                "searched": _figures(row.searched),
-                "holdout": _figures(row.holdout),
-                "gain": msgspec.to_builtins(row.gain),
+                "searched": _trial_figures(row.searched),
+                "holdout": _trial_figures(row.holdout),
+                "gain": row.gain,
             }
             for row in outcome.rows
         ],
         "effects": [
             {
                 "settings": list(effect.names),
-                "gain": msgspec.to_builtins(effect.gain),
+                "gain": effect.gain,
                 "gpu_hours": effect.gpu_hours,
                 "text": effect.text,
             }
@@ -155,45 +143,41 @@ def as_dict(outcome: TuningOutcome) -> dict[str, Any]:
     }
 
 
-def _tried(outcome: TuningOutcome) -> str:
+def _tried_text(outcome: TuningOutcome) -> str:
     return f"{counted(outcome.configurations, 'trial')} in {counted(len(outcome.trials), 'simulation')}"
 
 
-def _figures(trial: TuningTrial) -> dict[str, float]:
+def _trial_figures(trial: TuningTrial) -> dict[str, float]:
     return {"attainment": trial.attainment, "gpu_hours": trial.gpu_hours, "strain_p99": trial.strain}
 
 
 def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     searched, holdout = outcome.requests
-    title = f"{_tried(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
-    table = ScreenTable(title=title, title_justify="left")
-    for place, name in enumerate(HEAD):
-        table.add_column(name, justify="left" if place in (0, len(HEAD) - 1) else "right")
-    for cells in _cells(outcome):
-        table.add_row(*cells)
-    console.print(table, markup=False)
-    for note in outcome.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    console.print(outcome.verdict, soft_wrap=True, markup=False)
+    title = f"{_tried_text(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
+    print_outcome(title, HEAD, _front_cells(outcome), _sentences(outcome, out), words=(0, len(HEAD) - 1))
+
+
+def _sentences(outcome: TuningOutcome, out: Path) -> Iterator[str]:
+    yield from (f"note: {note}" for note in outcome.notes)
+    yield outcome.verdict
     if outcome.chosen.changes:
-        console.print("Proposed:")
+        yield "Proposed:"
         for change in outcome.chosen.changes:
-            console.print(f"  {change.key}: {_text(change.old)} -> {_text(change.new)}", markup=False, soft_wrap=True)
+            yield f"  {change.key}: {_value_text(change.old)} -> {_value_text(change.new)}"
     if outcome.effects:
-        console.print("Each of them beside the others, on the held-out traffic:")
-    for effect in outcome.effects:
-        console.print(f"  {', '.join(effect.names)}: {effect.text}", markup=False, soft_wrap=True)
-    console.print(f"{out}/tuned.yaml has the proposed config, {out}/report.html the front.", soft_wrap=True)
+        yield "Each of them beside the others, on the held-out traffic:"
+        for effect in outcome.effects:
+            yield f"  {', '.join(effect.names)}: {effect.text}"
+    yield f"{out}/tuned.yaml has the proposed config, {out}/report.html the front."
 
 
-def _hours(hours: float, sign: str = "") -> str:
+def _hours_text(hours: float, sign: str = "") -> str:
     """Return GPU-hours with enough places for a trace of seconds."""
     return f"{hours:{sign},.{2 if abs(hours) >= 1 else 4}f}"
 
 
-def _cells(outcome: TuningOutcome) -> list[list[str]]:
+def _front_cells(outcome: TuningOutcome) -> list[list[str]]:
     cells = []
     for row in outcome.rows:
         name = "proposed" if row.candidate == outcome.proposed and row.changes else ""
@@ -202,11 +186,11 @@ def _cells(outcome: TuningOutcome) -> list[list[str]]:
             [
                 name if row.changes else "as configured",
                 percent(row.searched.attainment),
-                _hours(row.searched.gpu_hours),
+                _hours_text(row.searched.gpu_hours),
                 percent(row.holdout.attainment),
-                _hours(row.holdout.gpu_hours),
+                _hours_text(row.holdout.gpu_hours),
                 "" if won is None else f"{100 * won.mean:+.1f} ({100 * won.low:+.1f} to {100 * won.high:+.1f})",
-                ", ".join(f"{_short(change.key)} {_text(change.new)}" for change in row.changes),
+                ", ".join(f"{_short_key(change.key)} {_value_text(change.new)}" for change in row.changes),
             ]
         )
     return cells
@@ -216,12 +200,12 @@ def tuning_page(outcome: TuningOutcome) -> Page:
     """Return the page: all trials on the whole of the searched traffic, and the front on both parts."""
     whole = [each for each in outcome.trials if each.share == 1.0 and not each.holdout]
     charts = [
-        _chart(
+        _trial_chart(
             "On the searched traffic",
             [("tried", whole), ("front", [row.searched for row in outcome.rows[1:]])],
             outcome.rows[0].searched,
         ),
-        _chart(
+        _trial_chart(
             "On the held-out traffic", [("front", [row.holdout for row in outcome.rows[1:]])], outcome.rows[0].holdout
         ),
     ]
@@ -230,26 +214,26 @@ def tuning_page(outcome: TuningOutcome) -> Page:
         "Proposed changes",
         ["setting", "now", "proposed", "brings, beside the others"],
         [
-            [change.key, _text(change.old), _text(change.new), effects.get(change.key, "the whole gain")]
+            [change.key, _value_text(change.old), _value_text(change.new), effects.get(change.key, "the whole gain")]
             for change in outcome.chosen.changes
         ],
     )
     return Page(
         title="Tuned settings",
-        about=f"{_tried(outcome)}; held out: the last {outcome.seconds[1]:,.0f} s",
+        about=f"{_tried_text(outcome)}; held out: the last {outcome.seconds[1]:,.0f} s",
         notes=[PageNote("info", outcome.verdict), *(PageNote("info", note) for note in outcome.notes)],
         sections=[
             Section(
                 "Attainment against cost",
                 charts=charts,
-                tables=[text_table("The front", HEAD, _cells(outcome)), diff],
+                tables=[text_table("The front", HEAD, _front_cells(outcome)), diff],
                 files=["trials.csv"],
             )
         ],
     )
 
 
-def _chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], before: TuningTrial) -> Chart:
+def _trial_chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], before: TuningTrial) -> Chart:
     colours: dict[str, Colour] = {"tried": "s5", "front": "s0", "as configured": "bad"}
     series = []
     for name, trials in [*parts, ("as configured", [before])]:
@@ -273,11 +257,11 @@ def _chart(title: str, parts: Sequence[tuple[str, Sequence[TuningTrial]]], befor
     )
 
 
-def _short(key: str) -> str:
+def _short_key(key: str) -> str:
     """Return a knob's name without the path to a pool."""
     parts = key.split(".")
     return ".".join(parts[-2:]) if parts[0] == "models" else key.removeprefix("router.")
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,20 +15,19 @@ from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError, write_hint
 from penstock.kernel.plurals import counted
-from penstock.page.page_file import write_page
-from penstock.profiler.tuning.successive_halving import TrialScore, front, halve
+from penstock.page.page_file import write_csv, write_page
 from penstock.profiler.tuning.tuning_report import (
     WORTH,
     SettingEffect,
     TunedSettings,
     TuningOutcome,
-    as_json,
+    as_dict,
     print_tables,
     tuning_page,
 )
 from penstock.profiler.tuning.tuning_space import AS_IT_IS, Candidate, TuningSpace, space_of
-from penstock.profiler.tuning.tuning_trial import TuningTask, TuningTrial, carry_out, gain
-from penstock.report.csv_file import write_csv
+from penstock.profiler.tuning.tuning_trial import TrialScore, TuningTask, TuningTrial, carry_out, front, gain, halve
+from penstock.report.outcome import json_text
 from penstock.report.simulation.simulation_options import SimulateOptions
 from penstock.report.simulation.simulation_run import SimulationVariant, traffic_of, variants_of
 from penstock.report.simulation.variant_processes import cores, in_processes
@@ -78,23 +77,23 @@ def main(options: TuneOptions) -> int:
     (variant,) = variants_of(simulate)
     space = space_of(variant.settings, variant.plan.model, options.vary)
     make, notes = traffic_of(simulate)
-    search, holdout = _parts(list(make()), options.hold_out)
+    search, holdout = _split_traffic(list(make()), options.hold_out)
     trials = TrialRunner(simulate, space, search, holdout)
-    scores = _search(options, space, trials)
+    scores = _searched_scores(options, space, trials)
     best = front(scores)[:FRONT_MAX]
     wanted = options.attainment
-    proposed = pared(_proposed(scores, best, wanted, space.configured), trials.trial, wanted)
+    proposed = pared(_proposed_candidate(scores, best, wanted, space.configured), trials.trial, wanted)
     rest = (one for one in best if one not in (space.configured, proposed))
     tried = trials.holdout(list(dict.fromkeys([space.configured, proposed, *rest])))
     before = tried[space.configured]
     undone = [] if proposed == space.configured else trials.valid(iter(without_one(proposed).values()), len(proposed))
     undone = [one for one in undone if one != space.configured]
     apart = trials.holdout(undone)
-    present = _settings(simulate, space, space.configured)
+    present = _settings_of(simulate, space, space.configured)
     rows = [
         TunedSettings(
             candidate=candidate,
-            changes=differences(present, _settings(simulate, space, candidate)),
+            changes=differences(present, _settings_of(simulate, space, candidate)),
             searched=trials.whole[candidate],
             holdout=tried[candidate],
             gain=None if candidate == space.configured else gain(tried[candidate], before),
@@ -108,7 +107,9 @@ def main(options: TuneOptions) -> int:
             SettingEffect(
                 names=[
                     change.key
-                    for change in differences(_settings(simulate, space, one), _settings(simulate, space, proposed))
+                    for change in differences(
+                        _settings_of(simulate, space, one), _settings_of(simulate, space, proposed)
+                    )
                 ],
                 gain=gain(tried[proposed], apart[one]),
                 gpu_hours=tried[proposed].gpu_hours - apart[one].gpu_hours,
@@ -123,9 +124,9 @@ def main(options: TuneOptions) -> int:
         wanted=wanted,
         notes=[*variant.notes, *notes, *trials.refused[:1]],
     )
-    _write(options, outcome, _settings(simulate, space, outcome.proposed))
+    _write_results(options, outcome, _settings_of(simulate, space, outcome.proposed))
     if simulate.json:
-        sys.stdout.write(as_json(outcome))
+        sys.stdout.write(json_text(as_dict(outcome)))
     else:
         print_tables(outcome, options.out)
     return 0
@@ -270,7 +271,7 @@ def _costs_nothing(simpler: TuningTrial, whole: TuningTrial, wanted: float) -> b
     return simpler.attainment >= whole.attainment if loss is None else loss.high >= 0
 
 
-def _search(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Mapping[Candidate, TrialScore]:
+def _searched_scores(options: TuneOptions, space: TuningSpace, trials: TrialRunner) -> Mapping[Candidate, TrialScore]:
     """Return the scores of all that came to a last rung: of samples from everywhere, then of the front's neighbours."""
     rng = random.Random(options.simulate.seed)
     rungs = [share for share in RUNGS if share * trials.requests >= RUNG_LEAST or share == 1.0]
@@ -291,7 +292,7 @@ def _or_any(space: TuningSpace, drawn: Iterator[Candidate], count: int) -> Itera
     return chain(islice(drawn, DRAWS * count), space.every())
 
 
-def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[TrafficStretch, TrafficStretch]:
+def _split_traffic(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[TrafficStretch, TrafficStretch]:
     """Split traffic by time.
 
     Raises:
@@ -309,7 +310,7 @@ def _parts(requests: Sequence[TrafficRequest], hold_out: float) -> tuple[Traffic
     return TrafficStretch(search, split), TrafficStretch(holdout, end - split)
 
 
-def _proposed(
+def _proposed_candidate(
     scores: Mapping[Candidate, TrialScore], best: Sequence[Candidate], wanted: float, configured: Candidate
 ) -> Candidate:
     """Return the cheapest of the front that has the wanted attainment, else the one with the most of it.
@@ -321,17 +322,17 @@ def _proposed(
     return configured if scores[chosen][:2] == scores[configured][:2] else chosen
 
 
-def _settings(simulate: SimulateOptions, space: TuningSpace, candidate: Candidate) -> ClusterSettings:
+def _settings_of(simulate: SimulateOptions, space: TuningSpace, candidate: Candidate) -> ClusterSettings:
     """Return a candidate's config as it is written: a variant's has what follows from it, such as KV blocks."""
     return load(simulate.config, [*simulate.overrides, *space.overrides(candidate)], os.environ).settings
 
 
-def _write(options: TuneOptions, outcome: TuningOutcome, proposed: ClusterSettings) -> None:
+def _write_results(options: TuneOptions, outcome: TuningOutcome, proposed: ClusterSettings) -> None:
     """Write the proposed config, the trials and the page."""
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "tuned.yaml").write_text(resolved_yaml(proposed))
-        (options.out / "tuning.json").write_text(as_json(outcome))
+        (options.out / "tuning.json").write_text(json_text(as_dict(outcome)))
     except OSError as error:
         hint = write_hint(error, "name another --out")
         raise ConfigError(f"{options.out} can't be written: {error.strerror}", hint=hint) from error

@@ -92,20 +92,20 @@ def space_of(settings: ClusterSettings, model: str, chosen: Sequence[str] = ()) 
     """
     if chosen:
         return TuningSpace([_axis_of(text) for text in chosen])
-    axes = [_axis(name, values) for name, values in ROUTER.items()]
+    axes = [_axis_of_values(name, values) for name, values in ROUTER.items()]
     pools = settings.models[model].pools
     for name, pool in pools.items():
         knob = dotted(("models", model, "pools", name, "sim", "max_num_batched_tokens"))
         if pool.role != "decode":
-            axes.append(_axis(knob, (str(size) for size in CHUNKS if size >= pool.sim.max_num_seqs)))
+            axes.append(_axis_of_values(knob, (str(size) for size in CHUNKS if size >= pool.sim.max_num_seqs)))
     if not settings.planner.enabled:
-        axes += _replicas(model, pools)
+        axes += _replica_axes(model, pools)
     elif settings.planner.policy == "slo" and settings.planner.optimization_target == "sla":
-        axes += [_axis(name, values) for name, values in POLICY_SLO.items()]
+        axes += [_axis_of_values(name, values) for name, values in POLICY_SLO.items()]
     return TuningSpace(axes)
 
 
-def _axis(name: str, values: Iterable[str]) -> TuningAxis:
+def _axis_of_values(name: str, values: Iterable[str]) -> TuningAxis:
     return TuningAxis(name, ((), *((f"{name}={value}",) for value in values)))
 
 
@@ -114,10 +114,10 @@ def _axis_of(text: str) -> TuningAxis:
     choices = [value for value in values.split(",") if value]
     if not equals or not name or not choices:
         raise ConfigError(f"--vary {text!r} names nothing to vary", hint="such as router.mode=kv,round_robin")
-    return _axis(name, choices)
+    return _axis_of_values(name, choices)
 
 
-def _replicas(model: str, pools: dict[str, PoolSettings]) -> Iterator[TuningAxis]:
+def _replica_axes(model: str, pools: dict[str, PoolSettings]) -> Iterator[TuningAxis]:
     """Yield the axes of how many replicas each pool has: alone, and of two pools against each other."""
 
     def put(pool: str, count: int) -> str:

@@ -1,9 +1,15 @@
-"""Tuning trial: one candidate on a stretch of the traffic, in simulation, and the gain of one over another."""
+"""Tuning trials: candidates in simulation, and the search that halves them towards a Pareto front.
 
-from collections.abc import Sequence
+Cheap rungs come first, and only the best of each go on to the next; the gain of one candidate over another is judged
+from the same requests.
+Source: successive halving (Jamieson and Talwalkar 2016), here with non-dominated layers instead of one objective.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, sqrt
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,12 +17,81 @@ from penstock.kernel.machine import nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Slo
-from penstock.profiler.tuning.successive_halving import TrialScore
 from penstock.profiler.tuning.tuning_space import Candidate
-from penstock.report.run.judged_slo import judged_by
+from penstock.report.run.run_summary import judged_by
 from penstock.report.simulation.simulation_run import SimulationVariant, planner_of
 from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.traffic.traffic_request import TrafficRequest
+
+C = TypeVar("C", bound=Hashable)
+
+KEEP = 2
+"""One in so many goes on to the next rung."""
+
+
+class TrialScore(NamedTuple):
+    """What a trial is judged by: more attainment and fewer GPU-hours; ``strain`` decides between equals.
+
+    ``strain``: 99th percentile, over requests, of the larger of TTFT and ITL over their targets.
+    """
+
+    attainment: float
+    gpu_hours: float
+    strain: float
+
+    def dominates(self, other: "TrialScore") -> bool:
+        """Tell whether it is at least as good in both, and not the same."""
+        here, there = (self.attainment, -self.gpu_hours), (other.attainment, -other.gpu_hours)
+        return here != there and here[0] >= there[0] and here[1] >= there[1]
+
+
+def halve(
+    candidates: Sequence[C],
+    rungs: Sequence[float],
+    evaluate: Callable[[Sequence[C], float], Mapping[C, TrialScore]],
+    always: C,
+) -> Mapping[C, TrialScore]:
+    """Return the scores of those that came to the last rung.
+
+    Args:
+        candidates: different ones.
+        rungs: shares of the traffic, ascending; the last is 1.
+        evaluate: gives the scores of candidates on a share of the traffic, the same traffic for all.
+        always: a candidate that is never left out: what the others are compared with.
+    """
+    left = list(dict.fromkeys([always, *candidates]))
+    scores: Mapping[C, TrialScore] = {}
+    for number, share in enumerate(rungs):
+        scores = evaluate(left, share)
+        if number + 1 < len(rungs):
+            best = ranked(scores)[: max(2, -(-len(scores) // KEEP))]
+            left = list(dict.fromkeys([always, *best]))
+    return scores
+
+
+def front(scores: Mapping[C, TrialScore]) -> list[C]:
+    """Return the candidates that no other dominates, the cheapest first; of equal ones the least strained."""
+    layer = next(_dominance_layers(scores), [])
+    best: dict[tuple[float, float], C] = {}
+    for candidate in layer:
+        best.setdefault(scores[candidate][:2], candidate)
+    return sorted(best.values(), key=lambda candidate: scores[candidate].gpu_hours)
+
+
+def ranked(scores: Mapping[C, TrialScore]) -> list[C]:
+    """Return all candidates, the best first: layer by layer."""
+    return [candidate for layer in _dominance_layers(scores) for candidate in layer]
+
+
+def _dominance_layers(scores: Mapping[C, TrialScore]) -> Iterator[list[C]]:
+    """Yield layers that no later one dominates; within one, the least strained first."""
+    left = dict(scores)
+    while left:
+        layer = [one for one in left if not any(other.dominates(left[one]) for other in left.values())]
+        yield sorted(layer, key=lambda candidate: scores[candidate].strain)
+        for candidate in layer:
+            del left[candidate]
+
 
 BLOCKS = 20
 """Stretches of the traffic whose gains are taken as independent of each other; T is the quantile for so many."""
@@ -77,7 +152,7 @@ def carry_out(traffic: Sequence[TrafficRequest], task: TuningTask) -> TuningTria
 
     def end(record: RequestRecord) -> None:
         if record.outcome != "cancelled":
-            ended.append((record.arrival, record.id, record.within(slo), _strain(record, slo)))
+            ended.append((record.arrival, record.id, record.within(slo), _strain_of(record, slo)))
 
     cluster = SimulatedCluster(plan, traffic, planner=planner_of(settings), record=end)
     cluster.run()
@@ -111,7 +186,7 @@ def gain(ours: TuningTrial, before: TuningTrial) -> Gain | None:
     return Gain(mean=mean, low=mean - spread, high=mean + spread)
 
 
-def _strain(record: RequestRecord, slo: Slo) -> float:
+def _strain_of(record: RequestRecord, slo: Slo) -> float:
     """Return the larger of TTFT and mean ITL over their targets; above 1 is a miss."""
     targets = slo.of(record.service_class)
     if record.outcome != "ok" or record.ttft is None:

@@ -1,23 +1,22 @@
 """Outcome of a bench: as JSON with stable keys, and as a table."""
 
-import json
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import msgspec
 
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
+from penstock.page.page_schema import percent
 from penstock.report.bench.saturation import Reason, reasons
-from penstock.report.run.judged_slo import slo_json
+from penstock.report.outcome import POINTS, print_outcome, spread_fields
 from penstock.report.run.run_page import place_of
-from penstock.report.run.run_summary import LatencySpread, RunSummary
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_json
 
 SCHEMA = 2
-_SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued", "lateness")
-_POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
+ENDS = ("submitted", "ok", "rejected", "failed", "expired", "cancelled", "unsent", "short_outputs")
+SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued", "lateness")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +58,11 @@ class BenchOutcome:
         return self.summary.hit_rate / self.bound
 
 
-def as_json(outcome: BenchOutcome) -> str:
-    """Return indented JSON with stable keys."""
-    return json.dumps(as_dict(outcome), indent=2) + "\n"
-
-
 def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
     """Return the outcome as plain data; times in seconds, shares 0..1, null for unknown."""
     summary = outcome.summary
     span = summary.duration or None
-    fields: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "model": outcome.model,
         "seed": outcome.seed,
@@ -77,14 +71,7 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
         "valid": outcome.valid,
         "invalid_because": reasons([*outcome.invalid, *outcome.doubts]),
         "requests": {
-            "submitted": summary.submitted,
-            "ok": summary.ok,
-            "rejected": summary.rejected,
-            "failed": summary.failed,
-            "expired": summary.expired,
-            "cancelled": summary.cancelled,
-            "unsent": summary.unsent,
-            "short_outputs": summary.short_outputs,
+            **{name: getattr(summary, name) for name in ENDS},
             "trace_rows_skipped": outcome.skipped,
         },
         "tokens": {
@@ -98,16 +85,7 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
         "hit_rate_share_of_bound": outcome.share_of_bound,
         "block_size": outcome.block_size,
         "slo": slo_json(outcome.slo),
-        "workers": {
-            name: {
-                "requests": share.requests,
-                "share": share.share,
-                "prompt_tokens": share.prompt_tokens,
-                "output_tokens": share.output_tokens,
-                "hit_rate": share.hit_rate,
-            }
-            for name, share in summary.workers.items()
-        },
+        "workers": {name: msgspec.to_builtins(share) for name, share in summary.workers.items()},
         "run": outcome.run,
         "duration_s": summary.duration,
         "in_slo": summary.in_slo,
@@ -115,42 +93,34 @@ def as_dict(outcome: BenchOutcome) -> dict[str, Any]:
         "goodput_per_s": summary.in_slo / span if span else None,
         "requests_per_s": summary.ok / span if span else None,
         "output_tokens_per_s": summary.output_tokens / span if span else None,
+        **spread_fields(summary, SPREADS),
+        "cpu_mean": outcome.cpu_mean,
+        "cpu_peak": outcome.cpu_peak,
+        "cpu_saturated_share": outcome.cpu_saturated,
+        "verdict": "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid",
+        "notes": list(outcome.notes),
     }
-    for name in _SPREADS:
-        one: LatencySpread | None = getattr(summary, name)
-        for point in _POINTS:
-            fields[f"{name}_{point}_s"] = None if one is None else getattr(one, point)
-    fields["cpu_mean"] = outcome.cpu_mean
-    fields["cpu_peak"] = outcome.cpu_peak
-    fields["cpu_saturated_share"] = outcome.cpu_saturated
-    fields["verdict"] = "; ".join(text for _, text in (*outcome.invalid, *outcome.doubts)) or "valid"
-    fields["notes"] = list(outcome.notes)
-    return fields
 
 
 def print_table(outcome: BenchOutcome) -> None:
     """Print the outcome for people."""
-    console = Console(file=sys.stdout, highlight=False)
     summary = outcome.summary
-    table = Table(title=f"{counted(summary.submitted, 'request')} to {outcome.model}", title_justify="left")
-    table.add_column("milliseconds")
-    for point in _POINTS:
-        table.add_column(point, justify="right")
-    for label, one in (
-        ("TTFT", summary.ttft),
-        ("ITL (per token)", summary.itl),
-        ("TPOT", summary.tpot),
-        ("end to end", summary.e2e),
-        ("lateness of sending", summary.lateness),
-    ):
-        cells = ["-"] * len(_POINTS) if one is None else [f"{getattr(one, point) * 1e3:,.1f}" for point in _POINTS]
-        table.add_row(label, *cells)
-    console.print(table)
-    for line in _lines(outcome):
-        console.print(line, markup=False, soft_wrap=True)
+    spreads: dict[str, LatencySpread | None] = {
+        "TTFT": summary.ttft,
+        "ITL (per token)": summary.itl,
+        "TPOT": summary.tpot,
+        "end to end": summary.e2e,
+        "lateness of sending": summary.lateness,
+    }
+    rows = [
+        [name, *("-" if one is None else f"{getattr(one, point) * 1e3:,.1f}" for point in POINTS)]
+        for name, one in spreads.items()
+    ]
+    title = f"{counted(summary.submitted, 'request')} to {outcome.model}"
+    print_outcome(title, ("milliseconds", *POINTS), rows, _sentences(outcome))
 
 
-def _lines(outcome: BenchOutcome) -> list[str]:
+def _sentences(outcome: BenchOutcome) -> Iterator[str]:
     summary = outcome.summary
     slo = " and ".join(
         f"{name} <= {limit * 1e3:g} ms"
@@ -159,32 +129,29 @@ def _lines(outcome: BenchOutcome) -> list[str]:
     )
     bound = ""
     if outcome.bound is not None:
-        bound = f", {_percent(outcome.share_of_bound)} of what an infinite cache would reach ({outcome.bound:.1%})"
-    lines = [
+        bound = f", {percent(outcome.share_of_bound)} of what an infinite cache would reach ({outcome.bound:.1%})"
+    yield (
         f"answered {summary.ok}, rejected {summary.rejected} (429/503), failed {summary.failed}, "
-        f"expired {summary.expired}, cancelled {summary.cancelled}, unsent {summary.unsent}",
-        f"goodput {_percent(summary.goodput_share)} of all submitted ({summary.in_slo} with {slo or 'no limit'})",
-        f"hit rate {_percent(summary.hit_rate)} of prompt tokens" + bound,
-        f"throughput {_rate(summary.ok, summary.duration)} requests/s, "
-        f"{_rate(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s",
-    ]
+        f"expired {summary.expired}, cancelled {summary.cancelled}, unsent {summary.unsent}"
+    )
+    yield f"goodput {percent(summary.goodput_share)} of all submitted ({summary.in_slo} with {slo or 'no limit'})"
+    yield f"hit rate {percent(summary.hit_rate)} of prompt tokens" + bound
+    yield (
+        f"throughput {_rate_text(summary.ok, summary.duration)} requests/s, "
+        f"{_rate_text(summary.output_tokens, summary.duration)} output tokens/s over {summary.duration:.1f} s"
+    )
     for name, share in summary.workers.items():
-        lines.append(
+        yield (
             f"  {name}: {counted(share.requests, 'request')} ({share.share:.0%}), "
-            f"{counted(share.prompt_tokens, 'prompt token')}, hit rate {_percent(share.hit_rate)}"
+            f"{counted(share.prompt_tokens, 'prompt token')}, hit rate {percent(share.hit_rate)}"
         )
     if outcome.cpu_mean is not None and outcome.cpu_peak is not None:
-        lines.append(f"CPU of this machine: {outcome.cpu_mean:.0%} busy on average, {outcome.cpu_peak:.0%} at most")
-    lines += [f"note: {note}" for note in outcome.notes]
-    lines += [f"INVALID: {text}" for _, text in outcome.invalid]
-    lines += [f"WARNING: {text}" for _, text in outcome.doubts]
-    lines.append(place_of(outcome.run))
-    return lines
+        yield f"CPU of this machine: {outcome.cpu_mean:.0%} busy on average, {outcome.cpu_peak:.0%} at most"
+    yield from (f"note: {note}" for note in outcome.notes)
+    yield from (f"INVALID: {text}" for _, text in outcome.invalid)
+    yield from (f"WARNING: {text}" for _, text in outcome.doubts)
+    yield place_of(outcome.run)
 
 
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
-
-
-def _rate(count: int, seconds: float) -> str:
+def _rate_text(count: int, seconds: float) -> str:
     return f"{count / seconds:,.1f}" if seconds > 0 else "-"

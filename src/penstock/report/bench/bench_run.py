@@ -11,28 +11,124 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import msgspec
 import uvloop
 import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from penstock.adapters.engines.describe import models_in
 from penstock.adapters.task_cancel import cancel_all
+from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import RecordFault, RequestLeg, RequestRecord, gaps_of, summarise_gaps
 from penstock.kernel.values import Slo
 from penstock.report.bench import saturation
-from penstock.report.bench.bench_options import BenchOptions
-from penstock.report.bench.bench_outcome import BenchOutcome, as_json, print_table
-from penstock.report.bench.bench_plan import BenchPlan, plan_of
+from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, print_table
+from penstock.report.bench.bench_plan import BenchOptions, BenchPlan, plan_of
 from penstock.report.bench.load_generator import LoadGenerator, ShotSample
-from penstock.report.bench.progress import progress_bar
-from penstock.report.bench.server_probe import ask
+from penstock.report.outcome import json_text
 from penstock.report.run.run_page import write_gaps, write_report
 from penstock.report.run.run_summary import summarise
-from penstock.report.trace_file import trace_notes
+from penstock.report.traffic_options import trace_notes
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.traffic.hit_rate_bound import InfiniteCache
 from penstock.traffic.traffic_request import TrafficRequest
+
+PROBE_TIMEOUT = 30.0
+
+
+async def model_and_block_size(http: aiohttp.ClientSession, options: BenchOptions) -> tuple[str, int | None]:
+    """Return the model to request, and the block size if it was given or the server reports it.
+
+    Raises:
+        EngineError: the server can't be reached, or has no list of models and none was chosen.
+        ConfigError: it serves no such model, or several where none was chosen.
+    """
+    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    answer = await _json_at(http, f"{options.base}/v1/models", headers)
+    if isinstance(answer, str):
+        refused = answer.startswith(("HTTP 401", "HTTP 403"))
+        if refused or options.model is None or not answer.startswith("HTTP "):
+            hint = "give the right key with --api-key" if refused else "is the server up, and is the URL right?"
+            raise EngineError(f"{options.base}/v1/models: {answer}", hint=hint)
+        answer = {}
+    names = [entry["id"] for entry in models_in(answer)]
+    model = options.model
+    if model is None:
+        if len(names) != 1:
+            raise ConfigError(f"the server serves {', '.join(names) or 'no model'}", hint="choose one with --model")
+        model = names[0]
+    elif names and model not in names:
+        raise ConfigError(f"the server does not serve {model!r}", hint=f"it serves {', '.join(names)}")
+    if options.block_size is not None:
+        return model, options.block_size
+    status = await _json_at(http, f"{options.base}/admin/status", headers)
+    if not isinstance(status, str):
+        for entry in status.get("models", []):
+            if isinstance(entry, dict) and entry.get("name") == model and isinstance(entry.get("block_size"), int):
+                return model, entry["block_size"]
+    return model, None
+
+
+async def _json_at(http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> dict[str, Any] | str:
+    """Return the JSON object at a URL, or a sentence on why there is none."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT), http.get(url, headers=headers) as response:
+            body = await response.read()
+            if response.status != 200:
+                return f"HTTP {response.status}: {body[:200].decode('utf-8', 'replace')}"
+            value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        return f"HTTP 200 without JSON: {error}"
+    except TimeoutError:
+        return f"no answer within {PROBE_TIMEOUT:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return value if isinstance(value, dict) else "HTTP 200 without a JSON object"
+
+
+REFRESH = 0.25
+
+
+@contextmanager
+def progress_bar(wanted: bool, plan: BenchPlan, generator: LoadGenerator, counts: Counter[str]) -> Iterator[None]:
+    """Show requests sent, in flight and ended while the block runs; needs a running event loop."""
+    if not wanted or not sys.stderr.isatty():
+        yield
+        return
+    columns = (
+        TextColumn("sending"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+    )
+    # Drawn by our own task: rich's own thread would take the interpreter lock in the middle of a burst.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        line = bar.add_task("", total=plan.total, state="")
+
+        def draw() -> None:
+            broken = sum(counts[name] for name in ("failed", "expired", "unsent"))
+            state = f"{generator.inflight} in flight, {counts['ok']} ok, {counts['rejected']} rejected, {broken} failed"
+            bar.update(line, completed=generator.sent, state=state)
+            bar.refresh()
+
+        async def often() -> None:
+            while True:
+                draw()
+                await asyncio.sleep(REFRESH)
+
+        task = asyncio.get_running_loop().create_task(often())
+        try:
+            yield
+        finally:
+            task.cancel()
+            draw()
+
 
 __all__ = ["BenchOptions", "main", "run"]
 
@@ -53,7 +149,7 @@ def main(options: BenchOptions, tls: ssl.SSLContext | None = None) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         outcome = runner.run(run(options, tls))
     if options.json:
-        sys.stdout.write(as_json(outcome))
+        sys.stdout.write(json_text(as_dict(outcome)))
     else:
         print_table(outcome)
     return 1 if outcome.invalid or (options.strict and outcome.doubts) else 0
@@ -65,12 +161,12 @@ async def run(options: BenchOptions, tls: ssl.SSLContext | None = None) -> Bench
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, ssl=True if tls is None else tls)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as http:
-        model, block_size = await ask(http, options)
-        folder = RunFolder.create(options.out, "bench", config=_config(options, model), seed=options.seed)
-        return await _load(http, options, plan, folder, model, block_size)
+        model, block_size = await model_and_block_size(http, options)
+        folder = RunFolder.create(options.out, "bench", config=_config_yaml(options, model), seed=options.seed)
+        return await _load_server(http, options, plan, folder, model, block_size)
 
 
-async def _load(
+async def _load_server(
     http: aiohttp.ClientSession,
     options: BenchOptions,
     plan: BenchPlan,
@@ -95,8 +191,9 @@ async def _load(
         gc.unfreeze()
         await cancel_all(tasks)
         collector.flush()
-    outcome = _judge(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
-    _write(folder.path, outcome, collector.gaps)
+    outcome = _judged_outcome(options, plan, folder, collector, cpu, cache, model, bool(interrupted))
+    (folder.path / "bench.json").write_text(json_text(as_dict(outcome)))
+    write_gaps(folder.path, sorted(collector.gaps.items()))
     if options.html:
         await asyncio.to_thread(write_report, folder.path)
     return outcome
@@ -160,15 +257,15 @@ def record_of(sample: ShotSample, request: TrafficRequest, options: BenchOptions
                 role="aggregated", worker=worker, dispatched=sample.sent, first=first, last=last, failure=failure
             )
         ]
-    queued = _number(sample.headers.get("x-penstock-queue-ms"))
-    expected = _number(sample.headers.get("x-penstock-expected-cached-tokens"))
+    queued = _header_number(sample.headers.get("x-penstock-queue-ms"))
+    expected = _header_number(sample.headers.get("x-penstock-expected-cached-tokens"))
     planned = None if options.text else request.isl  # a text prompt's length is only an estimate
     return RequestRecord(
         id=sample.headers.get("x-penstock-request-id", id),
         arrival=sample.sent,
         model=model,
         outcome=sample.ending,
-        fault=_fault(sample),
+        fault=_fault_of(sample),
         service_class=request.kind,
         isl=sample.prompt_tokens if sample.prompt_tokens is not None else planned,
         osl=sample.tokens,
@@ -189,7 +286,7 @@ def record_of(sample: ShotSample, request: TrafficRequest, options: BenchOptions
     )
 
 
-def _fault(sample: ShotSample) -> RecordFault:
+def _fault_of(sample: ShotSample) -> RecordFault:
     if sample.ending in ("ok", "cancelled", "unsent"):
         return "none"
     if sample.ending == "rejected":
@@ -199,7 +296,7 @@ def _fault(sample: ShotSample) -> RecordFault:
     return "client" if sample.status is not None and 400 <= sample.status < 500 else "engine"
 
 
-def _judge(
+def _judged_outcome(
     options: BenchOptions,
     plan: BenchPlan,
     folder: RunFolder,
@@ -231,7 +328,7 @@ def _judge(
         summary=summary,
         invalid=invalid,
         doubts=doubts,
-        notes=_notes(options, plan, collector, cache, sent),
+        notes=_run_notes(options, plan, collector, cache, sent),
         bound=None if cache is None or not cache.tokens else (cache.hits + collector.warm) / cache.tokens,
         block_size=None if cache is None else cache.block_size,
         counting=dict(sorted(collector.counting.items())),
@@ -247,7 +344,7 @@ def _judge(
     )
 
 
-def _notes(
+def _run_notes(
     options: BenchOptions, plan: BenchPlan, collector: _Collector, cache: InfiniteCache | None, sent: int
 ) -> list[str]:
     notes: list[str] = []
@@ -298,12 +395,7 @@ def _interruptible(generator: LoadGenerator) -> Iterator[list[int]]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def _write(path: Path, outcome: BenchOutcome, gaps: Counter[float]) -> None:
-    (path / "bench.json").write_text(as_json(outcome))
-    write_gaps(path, sorted(gaps.items()))
-
-
-def _config(options: BenchOptions, model: str) -> str:
+def _config_yaml(options: BenchOptions, model: str) -> str:
     """Return the options as YAML, without the API key."""
     fields = {name: value for name, value in asdict(options).items() if name != "api_key"}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
@@ -312,7 +404,7 @@ def _config(options: BenchOptions, model: str) -> str:
     return yaml.safe_dump({"bench": plain}, sort_keys=False)
 
 
-def _number(text: str | None) -> float | None:
+def _header_number(text: str | None) -> float | None:
     if text is None:
         return None
     try:

@@ -209,7 +209,7 @@ def analyse(
         slo: by which ``requests`` are judged.
         mu: by model, requests/s that one GPU bears; where absent, the best observed one (`best_observed_rate`).
     """
-    base = _base(ticks)
+    base = _tick_interval(ticks)
     begin, end = ticks[0].at, ticks[-1].at + base
     rates: dict[str, PlannerSeries] = {}
     queued: dict[str, PlannerSeries] = {}
@@ -224,7 +224,7 @@ def analyse(
             rates.setdefault(model, PlannerSeries()).add(tick.at, each.rate)
             queued.setdefault(model, PlannerSeries()).add(tick.at, each.queued)
     cost.add(end, paid / 3600)
-    attained, attained_from = _attained(ticks, requests, slo, begin, end, base)
+    attained, attained_from = _attained_shares(ticks, requests, slo, begin, end, base)
     story = PlannerAnalysis(
         ticks=list(ticks),
         begin=begin,
@@ -234,7 +234,7 @@ def analyse(
         target=target,
         attained=attained,
         attained_from=attained_from,
-        predicted=[load for tick in ticks if (load := _predicted(tick)) is not None],
+        predicted=[load for tick in ticks if (load := _predicted_load(tick)) is not None],
         rates=rates,
         queued=queued,
         gpus=gpus,
@@ -243,12 +243,12 @@ def analyse(
         bound_cost=PlannerSeries(),
         mu={},
         mu_from="",
-        forecasts={model: _forecasts(ticks, model, rates[model]) for model in rates},
-        decisions=[_decision(tick) for tick in ticks if _changes(tick)],
+        forecasts={model: _forecast_points(ticks, model, rates[model]) for model in rates},
+        decisions=[_decision_of(tick) for tick in ticks if _changed_targets(tick)],
         pools=list(dict.fromkeys(name for tick in ticks for name in tick.pools)),
         models=list(dict.fromkeys(name for tick in ticks for name in tick.models)),
     )
-    _perfect(story, dict(mu or {}))
+    _add_perfect_bound(story, dict(mu or {}))
     return story
 
 
@@ -299,12 +299,12 @@ def error_of(forecasts: Iterable[ForecastPoint]) -> float | None:
     return sum(abs(predicted - actual) for predicted, actual in known) / total if total else None
 
 
-def _base(ticks: Sequence[TickRecord]) -> float:
+def _tick_interval(ticks: Sequence[TickRecord]) -> float:
     gaps = sorted(later.at - earlier.at for earlier, later in pairwise(ticks) if later.at > earlier.at)
     return gaps[len(gaps) // 2] if gaps else 1.0
 
 
-def _attained(
+def _attained_shares(
     ticks: Sequence[TickRecord],
     requests: Iterable[AnalysedRequest],
     slo: Slo,
@@ -353,7 +353,7 @@ def predicted_mean(predicted: Sequence[PredictedLoad], end: float) -> float | No
     return sum(each.share * each.rate for each in due) / total if total else None
 
 
-def _predicted(tick: TickRecord) -> PredictedLoad | None:
+def _predicted_load(tick: TickRecord) -> PredictedLoad | None:
     """Return a tick's prediction for its choice, all models together; None where its policy gives none."""
     loads = [
         (float(parts[prefix + "demand"]["mean"]), float(chosen["attainment"]))
@@ -368,7 +368,7 @@ def _predicted(tick: TickRecord) -> PredictedLoad | None:
     return PredictedLoad(tick.at + (lead_of(tick) or 0.0), sum(each * share for each, share in loads) / rate, rate)
 
 
-def _forecasts(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) -> list[ForecastPoint]:
+def _forecast_points(ticks: Sequence[TickRecord], model: str, rates: PlannerSeries) -> list[ForecastPoint]:
     """Compare each forecast with the actual rate: at the horizon that the run mostly decided by, else in the middle of
     the horizons; a forecast without horizons over its own time."""
     forecasts = []
@@ -418,14 +418,14 @@ def _between_ranks(quantiles: Mapping[float, Sequence[float]], place: int, rank:
     return quantiles[left][place] + part * (quantiles[right_rank][place] - quantiles[left][place])
 
 
-def _changes(tick: TickRecord) -> dict[str, tuple[int, int]]:
+def _changed_targets(tick: TickRecord) -> dict[str, tuple[int, int]]:
     if tick.outcome not in CHANGES:
         return {}
     return {name: (pool.desired, pool.target) for name, pool in tick.pools.items() if pool.desired != pool.target}
 
 
-def _decision(tick: TickRecord) -> PlannerDecision:
-    changes = _changes(tick)
+def _decision_of(tick: TickRecord) -> PlannerDecision:
+    changes = _changed_targets(tick)
     whys = {pool: tick.why_of(pool) for pool in changes}
     return PlannerDecision(
         tick.tick, tick.at, tick.outcome, changes, tick.why, whys, tick.chosen, tick.bound, tick.evidence
@@ -437,7 +437,7 @@ def _ready_gpus(tick: TickRecord, model: str) -> int:
     return sum(pool.ready * pool.gpus for pool in tick.pools.values() if pool.model in ("", model))
 
 
-def _perfect(story: PlannerAnalysis, given: dict[str, float]) -> None:
+def _add_perfect_bound(story: PlannerAnalysis, given: dict[str, float]) -> None:
     """Add the perfect bound to an analysis, where mu is known of every model that had traffic."""
     busy = [model for model, rates in story.rates.items() if any(rates.values)]
     for model in busy:
@@ -458,7 +458,7 @@ def _perfect(story: PlannerAnalysis, given: dict[str, float]) -> None:
             # Over a minute: whole replicas for every few seconds would follow the noise of counting, upwards.
             rate = story.rates[model].mean(tick.at - SMOOTH / 2, tick.at + SMOOTH / 2)
             if rate:
-                gpus += _whole(rate / story.mu[model], tick, model)
+                gpus += _whole_replicas(rate / story.mu[model], tick, model)
         until = story.ticks[place + 1].at if place + 1 < len(story.ticks) else story.end
         story.bound.add(tick.at, gpus)
         story.bound_cost.add(tick.at, paid / 3600)
@@ -466,7 +466,7 @@ def _perfect(story: PlannerAnalysis, given: dict[str, float]) -> None:
     story.bound_cost.add(story.end, paid / 3600)
 
 
-def _whole(gpus: float, tick: TickRecord, model: str) -> int:
+def _whole_replicas(gpus: float, tick: TickRecord, model: str) -> int:
     """Round up to whole replicas of the model's narrowest pool."""
     widths = [pool.gpus for pool in tick.pools.values() if pool.gpus and pool.model in ("", model)]
     width = min(widths, default=1)

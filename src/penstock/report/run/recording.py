@@ -29,9 +29,8 @@ from penstock.kernel.values import Target
 from penstock.planner.tick_record import TickRecord
 from penstock.report.planner.planner_analysis import CHANGES, lead_of
 from penstock.report.planner.planner_report_page import read_ticks
-from penstock.report.run import run_reader
-from penstock.report.run.judged_slo import slo_of
-from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows
+from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows, recorded_explanation
+from penstock.report.run.run_summary import slo_of
 from penstock.router.requests.closed_record import closed_of
 from penstock.router.selection.packed_decision import whole
 from penstock.runtime.planning.planner_report import RECORDS
@@ -146,7 +145,7 @@ class Recording:
         self.slo = slo_of(folder).otherwise(slo_ttft, slo_itl)
         self._kv_blocks = self._configured()
         self._tables = [table for path in sorted(folder.glob("metrics*.csv")) if (table := number_rows(path))]
-        self._hold = max((_spacing(table) for table in self._tables), default=HOLD_LEAST)
+        self._hold = max((_row_spacing(table) for table in self._tables), default=HOLD_LEAST)
         self._end = self._last()
         self.timeline = Timeline(next((width for width in WIDTHS if self._end / width <= WINDOWS_MAX), WIDTHS[-1]))
         self._worker_numbers: dict[str, int] = {}
@@ -241,7 +240,7 @@ class Recording:
         Raises:
             ConfigError: there is no such request.
         """
-        return run_reader.explain(self.folder, request)
+        return recorded_explanation(self.folder, request)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Recording:
             at.append(end)
             place.append(start)
             self._end = max(self._end, end)
-        return _ordered(files, at, place, array("q", [-1]) * len(at))
+        return _in_order_of_time(files, at, place, array("q", [-1]) * len(at))
 
     def _fill(self) -> None:
         """Make the windows in which nothing happened: a finished run is known to have none there."""
@@ -295,7 +294,7 @@ class Recording:
 
     def _read_metrics(self, table: list[dict[str, float]]) -> None:
         """Add one process's samples of running and waiting requests; those of several processes add up."""
-        period = _spacing(table)
+        period = _row_spacing(table)
         for row in table:
             if "seconds" not in row or "inflight" not in row or "queued" not in row:
                 continue
@@ -335,7 +334,7 @@ class Recording:
                 last[placed.model] = line
         looks.setdefault(number, []).extend(last.values())
         self._take_looks(looks)
-        return _ordered(files, at, place, workers)
+        return _in_order_of_time(files, at, place, workers)
 
     def _take_looks(self, looks: dict[int, list[bytes]]) -> None:
         """Store the worker loads of each window's last decision; they hold until the next one."""
@@ -394,14 +393,14 @@ def _end_of(record: RequestRecord) -> float:
     return max(times, default=record.arrival + (record.queued or 0.0))
 
 
-def _spacing(table: list[dict[str, float]]) -> float:
+def _row_spacing(table: list[dict[str, float]]) -> float:
     """Return how many seconds apart nearly all rows of a table are."""
     times = [row["seconds"] for row in table if "seconds" in row]
     gaps = sorted(late - early for early, late in pairwise(times) if late > early)
     return gaps[len(gaps) // 2] if gaps else HOLD_LEAST
 
 
-def _ordered(files: RecordSegments, at: array, place: array, workers: array) -> RecordLines:  # type: ignore[type-arg]
+def _in_order_of_time(files: RecordSegments, at: array, place: array, workers: array) -> RecordLines:  # type: ignore[type-arg]
     times = np.frombuffer(at, np.float64) if len(at) else np.empty(0)
     order = np.argsort(times, kind="stable")
     places = np.frombuffer(place, np.uint64) if len(at) else np.empty(0, np.uint64)

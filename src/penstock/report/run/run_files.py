@@ -1,13 +1,20 @@
-"""Reads the files of a run folder: lines, rows of numbers and JSON; parts cut off by a crash are left out."""
+"""Files of a run folder: its lines, numbers, JSON and requests; parts cut off by a crash are left out."""
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
+from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
+from penstock.router.requests.closed_record import closed_of
+from penstock.router.selection.packed_decision import whole
 from penstock.runtime.records import segments
 
 
@@ -69,3 +76,37 @@ def json_of(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def recorded_explanation(folder: Path, request: str) -> Explanation[msgspec.Raw]:
+    """Return a request's end and its decisions.
+
+    Raises:
+        ConfigError: the folder is no run folder, or has no such request.
+    """
+    records = chain(_recorded_requests(folder), _recorded_requests(folder, "copies.jsonl", needed=False))
+    closed = next((closed_of(record) for record in records if record.id == request), None)
+    # A decision's line begins with its request id: the other lines need not be decoded.
+    mark = b'"request":' + msgspec.json.encode(request) + b","
+    decisions = [msgspec.Raw(whole(line)) for line in lines(folder / "decisions.jsonl", needed=False) if mark in line]
+    if closed is None and not decisions:
+        raise ConfigError(
+            f"the run {folder} has no request {request!r}",
+            hint=f"'penstock explain --run {folder}' lists the last ones",
+        )
+    return Explanation(closed, decisions)
+
+
+def newest_ends(folder: Path, limit: int) -> list[RequestEnd]:
+    """Return the last requests that ended, the newest first.
+
+    Raises:
+        ConfigError: the folder is no run folder.
+    """
+    return [closed_of(record) for record in reversed(deque(_recorded_requests(folder), maxlen=limit))]
+
+
+def _recorded_requests(folder: Path, name: str = "requests.jsonl", *, needed: bool = True) -> Iterator[RequestRecord]:
+    decode = msgspec.json.Decoder(RequestRecord).decode
+    for line in lines(folder / name, needed=needed):
+        yield decode(line)

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RequestRecord, decode_records
-from penstock.page.page_file import write_page
+from penstock.page.page_file import write_csv, write_page
 from penstock.page.page_schema import (
     Axis,
     Chart,
@@ -25,17 +25,15 @@ from penstock.page.page_schema import (
     PageNote,
     Row,
     Section,
-    Series,
     Table,
+    bars,
     over_time,
     percent,
     series_of,
     text_table,
 )
-from penstock.report.csv_file import write_csv
-from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import deleted_records, json_of, number_rows
-from penstock.report.run.run_summary import LatencySpread, RunSummary, summarise
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_of, summarise
 from penstock.runtime.records import segments
 
 CURVE_POINTS = 400
@@ -77,26 +75,26 @@ def page_of(folder: Path, records: Sequence[RequestRecord]) -> Page:
     """Return the page, and write the CSV files that it links to."""
     run, bench = json_of(folder / "run.json"), json_of(folder / "bench.json") or json_of(folder / "simulate.json")
     slo = slo_of(folder)
-    gaps = _gaps(folder / "itl.csv")
+    gaps = _read_gaps(folder / "itl.csv")
     summary = summarise(records, slo, gaps)
     return Page(
         title=f"{run.get('command', 'run')}: {folder.name}",
-        about=_about(run, bench),
-        notes=[*(PageNote("info", f"{note}.") for note in deleted_records(folder)), *_verdict(bench)],
-        figures=_figures(summary, bench),
+        about=_about_text(run, bench),
+        notes=[*(PageNote("info", f"{note}.") for note in deleted_records(folder)), *_verdict_notes(bench)],
+        figures=_key_figures(summary, bench),
         sections=[
             Section(
                 "Latency",
-                charts=[_ttft(folder, records, slo.ttft), _itl(folder, records, gaps, slo.itl)],
-                tables=[_latencies(summary)],
+                charts=[_ttft_chart(folder, records, slo.ttft), _itl_chart(folder, records, gaps, slo.itl)],
+                tables=[_latency_table(summary)],
             ),
             Section(
                 "Over time",
-                charts=[_hits(folder, records, bench.get("hit_rate_bound")), *_load(folder)],
+                charts=[_hit_rate_chart(folder, records, bench.get("hit_rate_bound")), *_load_charts(folder)],
                 shared=True,
             ),
-            _workers(folder, summary),
-            _outcomes(folder, records),
+            _workers_section(folder, summary),
+            _outcomes_section(folder, records),
         ],
     )
 
@@ -115,13 +113,13 @@ def cdf(values: Sequence[tuple[float, int]], points: int = CURVE_POINTS) -> Pair
     return out
 
 
-def _ttft(folder: Path, records: Sequence[RequestRecord], limit: float | None) -> Chart:
+def _ttft_chart(folder: Path, records: Sequence[RequestRecord], limit: float | None) -> Chart:
     curve = cdf([(record.ttft, 1) for record in records if record.outcome == "ok" and record.ttft is not None])
     write_csv(folder / "report-ttft.csv", ("ttft_s", "share"), curve)
-    return _distribution("Time to first token", "share of answered requests", "TTFT", curve, limit, "report-ttft.csv")
+    return _curve_chart("Time to first token", "share of answered requests", "TTFT", curve, limit, "report-ttft.csv")
 
 
-def _itl(
+def _itl_chart(
     folder: Path, records: Sequence[RequestRecord], gaps: Sequence[tuple[float, int]], limit: float | None
 ) -> Chart:
     if gaps:
@@ -131,10 +129,10 @@ def _itl(
         title, share = "Mean time between tokens of a request", "share of answered requests"
         curve = cdf([(record.itl.mean, 1) for record in records if record.outcome == "ok" and record.itl is not None])
     write_csv(folder / "report-itl.csv", ("gap_s", "share"), curve)
-    return _distribution(title, share, "ITL", curve, limit, "report-itl.csv")
+    return _curve_chart(title, share, "ITL", curve, limit, "report-itl.csv")
 
 
-def _distribution(title: str, share: str, name: str, curve: Pairs, limit: float | None, csv: str) -> Chart:
+def _curve_chart(title: str, share: str, name: str, curve: Pairs, limit: float | None, csv: str) -> Chart:
     return Chart(
         title,
         [series_of(name, curve, "steps")],
@@ -146,7 +144,7 @@ def _distribution(title: str, share: str, name: str, curve: Pairs, limit: float 
     )
 
 
-def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -> Chart:
+def _hit_rate_chart(folder: Path, records: Sequence[RequestRecord], bound: float | None) -> Chart:
     reported = [record for record in records if record.outcome == "ok" and record.cached is not None and record.isl]
     rows: list[tuple[float, float, int]] = []
     if reported:
@@ -165,7 +163,7 @@ def _hits(folder: Path, records: Sequence[RequestRecord], bound: float | None) -
     return over_time("Hit rate", [line], about, "share", marks=bounds, csv="report-hits.csv")
 
 
-def _load(folder: Path) -> list[Chart]:
+def _load_charts(folder: Path) -> list[Chart]:
     """Return the running requests and the number of workers over time, from the rows of metrics.csv."""
     rows = number_rows(folder / "metrics.csv")
     charts = []
@@ -182,7 +180,7 @@ def _load(folder: Path) -> list[Chart]:
     return charts
 
 
-def _workers(folder: Path, summary: RunSummary) -> Section:
+def _workers_section(folder: Path, summary: RunSummary) -> Section:
     shares = summary.workers
     rows = [
         (name, share.requests, share.share, share.prompt_tokens, share.output_tokens, share.hit_rate)
@@ -190,16 +188,9 @@ def _workers(folder: Path, summary: RunSummary) -> Section:
     ]
     head = ("worker", "requests", "share", "prompt_tokens", "output_tokens", "hit_rate")
     write_csv(folder / "report-workers.csv", head, rows)
-    places = [float(place) for place in range(len(shares))]
-    chart = Chart(
-        "Requests per worker",
-        [Series("share", places, [share.share for share in shares.values()])] if shares else [],
-        about="share of answered requests",
-        y=Axis(unit="share"),
-        kind="bars",
-        names=[*shares],
-        csv="report-workers.csv",
-    )
+    about, values = "share of answered requests", [share.share for share in shares.values()]
+    axis, csv = Axis(unit="share"), "report-workers.csv"
+    chart = bars("Requests per worker", "share", [*shares], values, about, y=axis, csv=csv)
     cells = [
         (name, f"{requests:,}", f"{share:.1%}", f"{prompt:,}", f"{output:,}", percent(hits))
         for name, requests, share, prompt, output, hits in rows
@@ -208,7 +199,7 @@ def _workers(folder: Path, summary: RunSummary) -> Section:
     return Section("Workers", charts=[chart], tables=[table])
 
 
-def _outcomes(folder: Path, records: Sequence[RequestRecord]) -> Section:
+def _outcomes_section(folder: Path, records: Sequence[RequestRecord]) -> Section:
     """Write every request's figures as CSV, and list why requests were not answered."""
     head = ("id", "arrival_s", "worker", "isl", "osl", "cached", "ttft_s", "itl_mean_s", "e2e_s", "outcome", "reason")
     rows = (
@@ -227,7 +218,7 @@ def _outcomes(folder: Path, records: Sequence[RequestRecord]) -> Section:
     )
 
 
-def _figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
+def _key_figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
     ttft, itl, bound = summary.ttft, summary.itl or summary.itl_mean, bench.get("hit_rate_bound")
     goodput = KeyFigure("goodput", percent(summary.goodput_share), f"{summary.in_slo:,} in SLO, of all submitted")
     names = {"answered": "ok", **{name: name for name in ("rejected", "failed", "expired", "cancelled", "unsent")}}
@@ -236,8 +227,8 @@ def _figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
     return [
         KeyFigure("requests", f"{summary.submitted:,}", ", ".join(ends)),
         *([goodput] if bench.get("slo") else []),
-        KeyFigure("TTFT p50", "unknown" if ttft is None else f"{ttft.p50 * 1e3:,.1f} ms", _tail(ttft)),
-        KeyFigure("ITL p50", "unknown" if itl is None else f"{itl.p50 * 1e3:,.1f} ms", _tail(itl)),
+        KeyFigure("TTFT p50", "unknown" if ttft is None else f"{ttft.p50 * 1e3:,.1f} ms", _tail_text(ttft)),
+        KeyFigure("ITL p50", "unknown" if itl is None else f"{itl.p50 * 1e3:,.1f} ms", _tail_text(itl)),
         KeyFigure(
             "hit rate",
             percent(summary.hit_rate),
@@ -248,11 +239,11 @@ def _figures(summary: RunSummary, bench: dict[str, Any]) -> list[KeyFigure]:
     ]
 
 
-def _tail(one: LatencySpread | None) -> str:
+def _tail_text(one: LatencySpread | None) -> str:
     return "" if one is None else f"p99 {one.p99 * 1e3:,.1f} ms"
 
 
-def _latencies(summary: RunSummary) -> Table:
+def _latency_table(summary: RunSummary) -> Table:
     rows: list[tuple[str, ...]] = []
     for label, one in (
         ("TTFT (ms)", summary.ttft),
@@ -268,7 +259,7 @@ def _latencies(summary: RunSummary) -> Table:
     return text_table("Latencies", ("", "mean", "p50", "p90", "p95", "p99", "max"), rows)
 
 
-def _verdict(bench: dict[str, Any]) -> list[PageNote]:
+def _verdict_notes(bench: dict[str, Any]) -> list[PageNote]:
     if not bench:
         return []
     if bench.get("valid"):
@@ -277,7 +268,7 @@ def _verdict(bench: dict[str, Any]) -> list[PageNote]:
     return [PageNote("error", f"{heading}: {bench.get('verdict')}")]
 
 
-def _about(run: dict[str, Any], bench: dict[str, Any]) -> str:
+def _about_text(run: dict[str, Any], bench: dict[str, Any]) -> str:
     parts = [f"penstock {run['penstock']}"] if "penstock" in run else []
     if "seed" in run:
         parts.append(f"seed {run['seed']}")
@@ -292,7 +283,7 @@ def write_gaps(folder: Path, gaps: Sequence[tuple[float, int]]) -> None:
     (folder / "itl.csv").write_text("gap_s,tokens\n" + "".join(lines))
 
 
-def _gaps(path: Path) -> list[tuple[float, int]]:
+def _read_gaps(path: Path) -> list[tuple[float, int]]:
     try:
         lines = path.read_text().splitlines()[1:]
     except FileNotFoundError:

@@ -1,26 +1,19 @@
 """Outcome of a simulation: its variants side by side, as a table and as JSON with stable keys."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import Slo
-from penstock.page.page_schema import Axis, Chart, Page, Section, Series, Unit, text_table
-from penstock.report.run.judged_slo import slo_json
+from penstock.page.page_schema import Axis, Page, Section, Unit, bars, text_table
+from penstock.report.outcome import POINTS, print_outcome, spread_fields
 from penstock.report.run.run_page import place_of
-from penstock.report.run.run_summary import LatencySpread, RunSummary
+from penstock.report.run.run_summary import LatencySpread, RunSummary, slo_json
 
-POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
 SPREADS = ("ttft", "itl", "itl_mean", "tpot", "e2e", "queued")
-WIDE = 400
-"""Columns of text where the output is no terminal."""
+ENDS = ("submitted", "ok", "rejected", "failed", "expired", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +51,23 @@ class SimulationOutcome:
         return self.summary.in_slo / self.simulated if self.simulated else None
 
 
-def as_json(outcomes: Sequence[SimulationOutcome]) -> str:
-    """Return indented JSON; values that depend on this machine's clock have keys that begin with wall."""
-    return json.dumps({"schema": 1, "variants": [as_dict(outcome) for outcome in outcomes]}, indent=2) + "\n"
+def all_as_dict(outcomes: Sequence[SimulationOutcome]) -> dict[str, Any]:
+    """Return what a command that ran variants prints for scripts."""
+    return {"schema": 1, "variants": [as_dict(outcome) for outcome in outcomes]}
 
 
 def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
-    """Return one outcome as plain data; times in seconds, shares 0..1, null for unknown."""
+    """Return one outcome as plain data; times in seconds, shares 0..1, null for unknown.
+
+    Values that depend on this machine's clock have keys that begin with ``wall``.
+    """
     summary = outcome.summary
     return {
         "variant": outcome.name,
         "valid": True,
         "seed": outcome.seed,
         "slo": slo_json(outcome.slo),
-        "requests": {
-            name: getattr(summary, name) for name in ("submitted", "ok", "rejected", "failed", "expired", "cancelled")
-        },
+        "requests": {name: getattr(summary, name) for name in ENDS},
         "tokens": {
             "prompt": summary.prompt_tokens,
             "output": summary.output_tokens,
@@ -100,12 +94,7 @@ def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
             name: {"requests": share.requests, "share": share.share, "hit_rate": share.hit_rate}
             for name, share in summary.workers.items()
         },
-        **{
-            f"{name}_{point}_s": None if spread is None else getattr(spread, point)
-            for name in SPREADS
-            for spread in (getattr(summary, name),)
-            for point in POINTS
-        },
+        **spread_fields(summary, SPREADS),
         "notes": list(outcome.notes),
         "wall_s": outcome.wall,
         "wall_run": outcome.run,
@@ -114,26 +103,16 @@ def as_dict(outcome: SimulationOutcome) -> dict[str, Any]:
 
 def print_table(outcomes: Sequence[SimulationOutcome]) -> None:
     """Print the outcomes side by side, for people."""
-    # Without a terminal no width limits it, so every variant's column has its room.
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
-    first = outcomes[0].summary
-    span = outcomes[0].simulated
-    table = Table(title=f"{counted(first.submitted, 'request')}, {span:,.0f} s of service", title_justify="left")
-    table.add_column("")
+    title = f"{counted(outcomes[0].summary.submitted, 'request')}, {outcomes[0].simulated:,.0f} s of service"
+    rows = [(fact.label, *fact.cells) for fact in compared(outcomes)]
+    print_outcome(title, ["", *(outcome.name for outcome in outcomes)], rows, _sentences(outcomes))
+
+
+def _sentences(outcomes: Sequence[SimulationOutcome]) -> Iterator[str]:
     for outcome in outcomes:
-        table.add_column(outcome.name, justify="right")
-    for fact in compared(outcomes):
-        table.add_row(fact.label, *fact.cells)
-    console.print(table)
-    for outcome in outcomes:
-        speed = outcome.simulated / outcome.wall if outcome.wall else 0.0
-        console.print(
-            f"{outcome.name}: {outcome.wall:.1f} s of computing ({times_of(speed)} real time), {place_of(outcome.run)}",
-            markup=False,
-            soft_wrap=True,
-        )
-        for note in outcome.notes:
-            console.print(f"  note: {note}", markup=False, soft_wrap=True)
+        speed = times_of(outcome.simulated / outcome.wall if outcome.wall else 0.0)
+        yield f"{outcome.name}: {outcome.wall:.1f} s of computing ({speed} real time), {place_of(outcome.run)}"
+        yield from (f"  note: {note}" for note in outcome.notes)
 
 
 def times_of(speed: float) -> str:
@@ -144,15 +123,14 @@ def times_of(speed: float) -> str:
 def comparison_page(outcomes: Sequence[SimulationOutcome]) -> Page:
     """Return the page that sets the outcomes of several variants side by side."""
     names = [outcome.name for outcome in outcomes]
-    places = [float(place) for place in range(len(outcomes))]
     charts = [
-        Chart(
+        bars(
             fact.label,
-            [Series(fact.label, places, [None if each is None else each / fact.scale for each in fact.values])],
+            fact.label,
+            [f"{name}: {cell}" for name, cell in zip(names, fact.cells, strict=True)],
+            [None if each is None else each / fact.scale for each in fact.values],
             f"best: {fact.winner}" if fact.winner else "",
             y=Axis(unit=fact.unit),
-            kind="bars",
-            names=[f"{name}: {cell}" for name, cell in zip(names, fact.cells, strict=True)],
         )
         for fact in compared(outcomes)
         if fact.drawn
@@ -243,7 +221,7 @@ def compared(outcomes: Sequence[SimulationOutcome]) -> Iterator[ComparedFact]:
             "KV handed over (GB)": lambda o: f"{o.bytes_handed / 1e9:,.1f}",
         }
     if any(any(outcome.media.values()) for outcome in outcomes):
-        facts["images encoded, reused, read from the store"] = _media
+        facts["images encoded, reused, read from the store"] = _media_text
     if any(outcome.adapters for outcome in outcomes):
         facts = {
             **facts,
@@ -265,7 +243,7 @@ def compared(outcomes: Sequence[SimulationOutcome]) -> Iterator[ComparedFact]:
         yield ComparedFact(label, names, [tell(outcome) for outcome in outcomes], [None] * len(outcomes))
 
 
-def _media(outcome: SimulationOutcome) -> str:
+def _media_text(outcome: SimulationOutcome) -> str:
     return ", ".join(f"{outcome.media.get(name, 0):,}" for name in ("encoded", "reused", "fetched"))
 
 
@@ -274,8 +252,8 @@ def _from_tier(tier: str, outcome: SimulationOutcome) -> str:
     loaded = summary.cached_by_tier.get(tier, 0)
     if not summary.cached_tokens or summary.hit_rate is None:
         return "-"
-    return _percent(summary.hit_rate * loaded / summary.cached_tokens)
+    return _percent_text(summary.hit_rate * loaded / summary.cached_tokens)
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"

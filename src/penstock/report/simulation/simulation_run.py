@@ -34,21 +34,19 @@ from penstock.kernel.request_record import RequestRecord
 from penstock.page.page_file import write_page
 from penstock.planner.journal import planner_book
 from penstock.planner.planner import Planner
-from penstock.report.run.judged_slo import judged_by
+from penstock.report.outcome import json_text
 from penstock.report.run.run_page import write_gaps, write_report
-from penstock.report.run.run_summary import RunTally
-from penstock.report.simulation.fault_script import policy_of
-from penstock.report.simulation.simulation_options import SimulateOptions
+from penstock.report.run.run_summary import RunTally, judged_by
+from penstock.report.simulation.simulation_options import SimulateOptions, policy_of
 from penstock.report.simulation.simulation_outcome import (
     SimulationOutcome,
+    all_as_dict,
     as_dict,
-    as_json,
     comparison_page,
     print_table,
 )
 from penstock.report.simulation.variant_processes import cores, in_processes
-from penstock.report.trace_file import trace_notes
-from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload
+from penstock.report.traffic_options import cut, of_clients, of_trace, of_workload, trace_notes
 from penstock.router.events import Decision
 from penstock.router.journal import router_book
 from penstock.router.selection.decision_summary import DecisionSummaries
@@ -100,7 +98,7 @@ def main(options: SimulateOptions) -> int:
     else:
         outcomes = [run(options, traffic, variant) for variant in variants]
     if options.json:
-        sys.stdout.write(as_json(outcomes))
+        sys.stdout.write(json_text(all_as_dict(outcomes)))
     else:
         print_table(outcomes)
     if options.html and len(outcomes) > 1:
@@ -129,12 +127,12 @@ def variants_of(options: SimulateOptions) -> list[SimulationVariant]:
         axes.append([f"{name}={value}" for value in choices])
     variants = []
     for chosen in product(*axes):
-        settings = load(options.config, [*_named(options), *options.overrides, *chosen], os.environ).settings
-        variants.append(_variant(options, " ".join(chosen) or "as configured", settings))
+        settings = load(options.config, [*_gpu_settings(options), *options.overrides, *chosen], os.environ).settings
+        variants.append(_variant_of(options, " ".join(chosen) or "as configured", settings))
     return variants
 
 
-def _named(options: SimulateOptions) -> list[str]:
+def _gpu_settings(options: SimulateOptions) -> list[str]:
     """Return the settings of a model on GPUs of the table, where ``--gpu`` is given."""
     if options.gpu is None or options.model is None:
         return []
@@ -144,7 +142,7 @@ def _named(options: SimulateOptions) -> list[str]:
     return [f"models={json.dumps({ON_GPU: {'tokenizer': 'builtin:sim', 'pools': pools}})}"]
 
 
-def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> SimulationVariant:
+def _variant_of(options: SimulateOptions, name: str, settings: ClusterSettings) -> SimulationVariant:
     model = options.model if options.gpu is None else ON_GPU
     if model is None:
         if len(settings.models) != 1:
@@ -161,7 +159,7 @@ def _variant(options: SimulateOptions, name: str, settings: ClusterSettings) -> 
     prefix = pool_prefix(model, len(settings.models))
     notes: list[str] = []
     pools: dict[str, PoolPlan] = {}
-    for pool_name, pool in _split(options, settings.models[model].pools).items():
+    for pool_name, pool in _split_pools(options, settings.models[model].pools).items():
         if pool.engine != "sim":
             notes.append(f"pool {pool_name} is {pool.engine}: simulated by its sim settings")
         requested = {"prefill": options.prefill, "decode": options.decode, "encode": options.encode}.get(pool.role)
@@ -217,13 +215,13 @@ def _with_blocks(settings: ClusterSettings, model: str) -> ClusterSettings:
     return replace(settings, models={**settings.models, model: replace(chosen, pools=pools)})
 
 
-def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
+def _split_pools(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
     """Return the pools, with one that does everything split in two, and one that encodes, where the options want it.
 
     Raises:
         ConfigError: only one half was requested, or the pool to split is ambiguous.
     """
-    pools = _halves(options, pools)
+    pools = _split_roles(options, pools)
     if options.encode is None or any(pool.role == "encode" for pool in pools.values()):
         return pools
     like = next((pool for pool in pools.values() if pool.role != "decode"), None)
@@ -232,7 +230,7 @@ def _split(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mappi
     return {**pools, "encode": msgspec.structs.replace(like, role="encode")}
 
 
-def _halves(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
+def _split_roles(options: SimulateOptions, pools: Mapping[str, PoolSettings]) -> Mapping[str, PoolSettings]:
     if options.prefill is None and options.decode is None:
         return pools
     roles = {pool.role for pool in pools.values()}
@@ -263,10 +261,10 @@ def traffic_of(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     if options.adapters is None:
         return traffic, notes
     mix = parse("--adapters", f"adapters:{options.adapters}", ADAPTER_KINDS, parse_number)
-    return partial(_adapted, options.seed, mix, traffic), notes
+    return partial(_with_adapters, options.seed, mix, traffic), notes
 
 
-def _adapted(seed: int, mix: AdapterMix, traffic: Traffic) -> Iterator[TrafficRequest]:
+def _with_adapters(seed: int, mix: AdapterMix, traffic: Traffic) -> Iterator[TrafficRequest]:
     return mix.named(traffic(), seed)
 
 
@@ -275,7 +273,7 @@ def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
         of_workload(options)  # so that its errors are raised before anything runs
         if options.concurrency is not None:
             return partial(of_clients, options, options.concurrency), []
-        return partial(_endless, options), []
+        return partial(_workload_requests, options), []
     if options.concurrency is not None:
         raise ConfigError("--concurrency is for workloads; a trace has its own times", hint="leave one of them out")
     requests, trace = of_trace(options)
@@ -283,7 +281,7 @@ def _plain_traffic(options: SimulateOptions) -> tuple[Traffic, list[str]]:
     return partial(iter, chosen), trace_notes(trace)
 
 
-def _endless(options: SimulateOptions) -> Iterator[TrafficRequest]:
+def _workload_requests(options: SimulateOptions) -> Iterator[TrafficRequest]:
     return cut(options, of_workload(options))
 
 
@@ -347,7 +345,7 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
             journals[name].begin(0)
             files.append(journals[name])
     started = time.perf_counter()
-    with _bar(options, variant, cluster) as draw, _few_collections():
+    with _progress_bar(options, variant, cluster) as draw, _few_collections():
 
         def progress() -> None:
             flush()
@@ -378,14 +376,14 @@ def run(options: SimulateOptions, traffic: Traffic, variant: SimulationVariant) 
         run=str(folder.path),
         notes=[
             *variant.notes,
-            *_sources(variant, cluster),
+            *_timing_notes(variant, cluster),
             *cluster.refused,
-            *_lost(requests),
-            *_lost(decisions),
-            *_ended(journals.values()),
+            *_lost_line_notes(requests),
+            *_lost_line_notes(decisions),
+            *_journal_notes(journals.values()),
         ],
     )
-    (folder.path / "simulate.json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
+    (folder.path / "simulate.json").write_text(json_text(as_dict(outcome)))
     write_gaps(folder.path, gaps)
     if options.html:
         write_report(folder.path)
@@ -405,7 +403,7 @@ def planner_of(settings: ClusterSettings) -> Planner | None:
     return build_planner(settings)
 
 
-def _sources(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]:
+def _timing_notes(variant: SimulationVariant, cluster: SimulatedCluster) -> list[str]:
     """Return, for each pool, the source of its timing, and the share of it outside the measured range."""
     lookups = cluster.fleet.lookups()
     notes = []
@@ -431,7 +429,7 @@ def _few_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(
+def _progress_bar(
     options: SimulateOptions, variant: SimulationVariant, cluster: SimulatedCluster
 ) -> Iterator[Callable[[], object]]:
     """Show the progress of a run on a terminal while the block runs; yields the function that draws."""
@@ -459,12 +457,12 @@ def _bar(
         yield draw
 
 
-def _ended(journals: Iterable[JournalWriter]) -> list[str]:
+def _journal_notes(journals: Iterable[JournalWriter]) -> list[str]:
     reasons = [journal.ended or journal.failing for journal in journals]
     return [f"the journal ends early: {why}" for why in reasons if why is not None]
 
 
-def _lost(writer: LineWriter) -> list[str]:
+def _lost_line_notes(writer: LineWriter) -> list[str]:
     return (
         [f"{counted(writer.lost, 'line')} of {writer.path.name} could not be written: {writer.failing}"]
         if writer.lost

@@ -30,13 +30,13 @@ class DynamoTrace(TimedRows):
     def recognises(line: str | bytes) -> bool:
         """Tell whether a line of a file looks like a row of this format."""
         try:
-            row = _event(object_of(line))
+            row = _event_of(object_of(line))
         except RowProblem:
             return False
         return row.get("schema") == SCHEMA
 
     def _arrival(self, item: Any) -> TimedRow | None:
-        row = _event(object_of(item))
+        row = _event_of(object_of(item))
         event = row.get("event_type")
         if event in OTHER_EVENTS:
             return None
@@ -44,15 +44,15 @@ class DynamoTrace(TimedRows):
             raise RowProblem("schema", row.get("schema"), f"{SCHEMA} is needed")
         if event != "request_end":
             raise RowProblem("event_type", event, f"request_end or one of {', '.join(OTHER_EVENTS)} is needed")
-        request = _part(row, "request")
-        replay = _part(request, "replay")
+        request = _object_part(row, "request")
+        replay = _object_part(request, "replay")
         received = number_of("request_received_ms", request.get("request_received_ms"), "milliseconds")
         isl = tokens_of("input_length", replay.get("input_length"))
         osl = tokens_of("output_tokens", request.get("output_tokens"), least=0)
         size = tokens_of("trace_block_size", replay.get("trace_block_size"))
         ids = hashes_of("input_sequence_hashes", replay.get("input_sequence_hashes"), -(-isl // size), size, isl)
-        session = _session(row)
-        ended = _end(row, request, received)
+        session = _session_of(row)
+        ended = _end_of(row, request, received)
         if osl == 0:
             self.unanswered += 1
             return None
@@ -60,28 +60,28 @@ class DynamoTrace(TimedRows):
         return TimedRow(at=received, end=ended, request=arrived)
 
 
-def _event(row: JsonObject) -> JsonObject:
+def _event_of(row: JsonObject) -> JsonObject:
     inner = row.get("event")
     return inner if isinstance(inner, dict) else row
 
 
-def _part(row: JsonObject, name: str) -> JsonObject:
+def _object_part(row: JsonObject, name: str) -> JsonObject:
     part = row.get(name)
     if not isinstance(part, dict):
         raise RowProblem(name, part, "a JSON object is needed")
     return part
 
 
-def _session(row: JsonObject) -> str | None:
+def _session_of(row: JsonObject) -> str | None:
     if row.get("agent_context") is None:
         return None
-    session = _part(row, "agent_context").get("session_id")
+    session = _object_part(row, "agent_context").get("session_id")
     if not isinstance(session, str) or not session:
         raise RowProblem("session_id", session, "a session's name is needed")
     return session
 
 
-def _end(row: JsonObject, request: JsonObject, received: float) -> float | None:
+def _end_of(row: JsonObject, request: JsonObject, received: float) -> float | None:
     """Return when the answer was there, in Unix milliseconds."""
     if request.get("total_time_ms") is not None:
         return received + number_of("total_time_ms", request["total_time_ms"], "milliseconds")

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.kernel.values import JsonObject
-from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit
 from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
 from penstock.traffic.formats.trace_rows import (
@@ -23,6 +22,7 @@ from penstock.traffic.formats.trace_rows import (
     RowProblem,
     hashes_of,
     number_of,
+    numbered,
     object_of,
     tokens_of,
 )
@@ -74,10 +74,10 @@ class MooncakeTrace(TimedRows):
             raise RowProblem("session_id", session, "a session is a string or a number")
         name = None if session is None else str(session)
         before = None if name is None else self._last.get(name)
-        pause = _pause(row)
-        at = _timestamp(row, before, pause)
-        isl = tokens_of(*_field(row, "input_length", "input_tokens"))
-        osl = tokens_of(*_field(row, "output_length", "output_tokens"))
+        pause = _pause_of(row)
+        at = _timestamp_of(row, before, pause)
+        isl = tokens_of(*_first_field(row, "input_length", "input_tokens"))
+        osl = tokens_of(*_first_field(row, "output_length", "output_tokens"))
         size = self._block_size
         if "block_size" in row:
             size = tokens_of("block_size", row["block_size"])
@@ -115,7 +115,7 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
     first = True
     for request in numbered(requests):
         row: JsonObject = {
-            "timestamp": _milliseconds(request.at),
+            "timestamp": _to_milliseconds(request.at),
             "input_length": request.isl,
             "output_length": request.osl,
             "hash_ids": request.hash_ids,
@@ -128,7 +128,7 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
         if request.session is not None:
             row["session_id"] = request.session
             if request.think is not None and request.session in begun:
-                row["delay"] = _milliseconds(request.think)
+                row["delay"] = _to_milliseconds(request.think)
             begun.add(request.session)
         if request.program is not None:
             row["program_id"] = request.program
@@ -137,24 +137,24 @@ def mooncake_lines(requests: Iterable[TrafficRequest]) -> Iterator[bytes]:
         yield msgspec.json.encode(row) + b"\n"
 
 
-def _milliseconds(seconds: float) -> float | int:
+def _to_milliseconds(seconds: float) -> float | int:
     exact = round(seconds * 1000, 6)
     return int(exact) if exact.is_integer() else exact
 
 
-def _pause(row: JsonObject) -> float | None:
-    name, value = _field(row, "delay", "delay_ms")
+def _pause_of(row: JsonObject) -> float | None:
+    name, value = _first_field(row, "delay", "delay_ms")
     return None if value is None else number_of(name, value, "a time in numbers")
 
 
-def _timestamp(row: JsonObject, before: float | None, pause: float | None) -> float:
-    name, value = _field(row, "timestamp", "created_time")
+def _timestamp_of(row: JsonObject, before: float | None, pause: float | None) -> float:
+    name, value = _first_field(row, "timestamp", "created_time")
     if value is None and before is not None and pause is not None:
         return before + pause
     return number_of(name, value, "a time in numbers", most=TIME_MOST)
 
 
-def _field(row: JsonObject, *names: str) -> tuple[str, Any]:
+def _first_field(row: JsonObject, *names: str) -> tuple[str, Any]:
     """Return the first of these fields that the row has, with its value."""
     for name in names:
         if row.get(name) is not None:

@@ -13,10 +13,9 @@ import msgspec
 
 from penstock.kernel.hashing import chain
 from penstock.kernel.request_record import RequestRecord
-from penstock.traffic.formats.block_numbering import numbered
 from penstock.traffic.formats.time_units import TimeUnit
 from penstock.traffic.formats.timed_rows import TimedRow, TimedRows
-from penstock.traffic.formats.trace_rows import Lines, RowProblem, object_of, tokens_of
+from penstock.traffic.formats.trace_rows import Lines, RowProblem, numbered, object_of, tokens_of
 from penstock.traffic.traffic_request import TRACE_BLOCK, TrafficRequest
 
 MODEL = "trace"

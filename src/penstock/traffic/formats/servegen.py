@@ -62,13 +62,13 @@ class RateRows(Rows[ServegenWindow]):
         cells = split_cells(line)
         if len(cells) != 6:
             raise RowProblem("(whole row)", cells, "start, rate, CV, family and its two parameters are needed")
-        start = number_of("start", _float(cells[0]), "seconds")
-        rate = number_of("rate", _float(cells[1]), "requests per second")
+        start = number_of("start", _float_or_text(cells[0]), "seconds")
+        rate = number_of("rate", _float_or_text(cells[1]), "requests per second")
         if rate == 0.0:
             return ServegenWindow(start, 0.0, "", 1.0)
         if cells[3] not in SHAPE_LEAST:
             raise RowProblem("family", cells[3], f"one of {', '.join(SHAPE_LEAST)} is needed")
-        shape = _float(cells[4])
+        shape = _float_or_text(cells[4])
         least = SHAPE_LEAST[cells[3]]
         if not isinstance(shape, float) or not least <= shape < math.inf:
             raise RowProblem("shape", shape, f"{cells[3]} gaps need a number from {least} on")
@@ -87,7 +87,7 @@ def read_spans(text: bytes, name: str) -> list[ServegenSpan]:
         raise ConfigError(f"{name}: {error}", hint="each span has input_tokens and output_tokens") from error
     spans: list[ServegenSpan] = []
     for start, fields in rows.items():
-        prompt, answer = (_histogram(name, start, fields, key) for key in ("input_tokens", "output_tokens"))
+        prompt, answer = (_read_histogram(name, start, fields, key) for key in ("input_tokens", "output_tokens"))
         if prompt is not None and answer is not None:
             spans.append(ServegenSpan(float(start), prompt, answer))
     return sorted(spans, key=lambda span: span.start)
@@ -154,21 +154,23 @@ def draw(
         ConfigError: no client has lengths.
     """
     others = _Others(clients)
-    streams = [_client(client, others, random.Random(rng.getrandbits(64)), start, end, factor) for client in clients]
+    streams = [
+        _requests_of(client, others, random.Random(rng.getrandbits(64)), start, end, factor) for client in clients
+    ]
     return heapq.merge(*streams, key=lambda request: request.at)
 
 
-def _client(
+def _requests_of(
     client: ServegenClient, others: "_Others", rng: random.Random, start: float, end: float, factor: float
 ) -> Iterator[TrafficRequest]:
     starts = [window.start for window in client.windows]
     spans_from = [span.start for span in client.spans]
     warp = TimeWarp(client.rate, factor, start)
-    at = warp.after(_gap(client.windows[_place(starts, start)], rng, first=True))
+    at = warp.after(_drawn_gap(client.windows[_place_of(starts, start)], rng, first=True))
     while at < end:
-        span = client.spans[_place(spans_from, at)] if spans_from else others.sample(rng)
+        span = client.spans[_place_of(spans_from, at)] if spans_from else others.sample(rng)
         yield TrafficRequest(at=at - start, isl=span.prompt.sample(rng), osl=span.answer.sample(rng), kind=client.name)
-        at = warp.after(_gap(client.windows[_place(starts, at)], rng))
+        at = warp.after(_drawn_gap(client.windows[_place_of(starts, at)], rng))
 
 
 class _Others:
@@ -195,7 +197,7 @@ class _Others:
         return self._spans[self._which.sample(rng)]
 
 
-def _gap(window: ServegenWindow, rng: random.Random, *, first: bool = False) -> float:
+def _drawn_gap(window: ServegenWindow, rng: random.Random, *, first: bool = False) -> float:
     """Draw a gap of mean 1; the first one as an observer at any time finds it (see `rate_profiles.first_gap`)."""
     shape = window.shape
     if window.family != "Weibull":
@@ -207,7 +209,7 @@ def _gap(window: ServegenWindow, rng: random.Random, *, first: bool = False) -> 
     return rng.weibullvariate(scale, shape)
 
 
-def _histogram(name: str, start: str, fields: dict[str, str], key: str) -> Empirical | None:
+def _read_histogram(name: str, start: str, fields: dict[str, str], key: str) -> Empirical | None:
     """Read a histogram, which stands in the file as the text of a Python dict; None where it is empty."""
     text = fields.get(key, "")
     try:
@@ -222,11 +224,11 @@ def _histogram(name: str, start: str, fields: dict[str, str], key: str) -> Empir
     return Empirical.of_histogram(counts) if counts else None
 
 
-def _place(starts: Sequence[float], at: float) -> int:
+def _place_of(starts: Sequence[float], at: float) -> int:
     return max(0, bisect.bisect_right(starts, at) - 1)
 
 
-def _float(text: str) -> float | str:
+def _float_or_text(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:

@@ -90,7 +90,7 @@ class TableTrace(TimedRows):
         if any(value_of(row, (name,))[1] not in values for name, values in table.only.items()):
             return None
         at = self._at(row, table)
-        span, inside = _name(row, table.span), _name(row, table.inside)
+        span, inside = _first_name(row, table.span), _first_name(row, table.inside)
         if row.get("passed"):
             return TimedRow(at=at, request=_PART, counts=False, span=span, inside=inside)
         lengths = self._lengths(row, table)
@@ -107,8 +107,8 @@ class TableTrace(TimedRows):
             lasted=lasted,
             lasted_raw=raw,
             request=self._request(row, table, prompt, answer),
-            id=_name(row, table.id) if table.parent and value_of(row, table.session)[1] is None else None,
-            parent=None if value_of(row, table.parent)[1] in table.roots else _name(row, table.parent),
+            id=_first_name(row, table.id) if table.parent and value_of(row, table.session)[1] is None else None,
+            parent=None if value_of(row, table.parent)[1] in table.roots else _first_name(row, table.parent),
             span=span,
             inside=inside,
         )
@@ -126,9 +126,9 @@ class TableTrace(TimedRows):
         name, value = value_of(row, table.answer)
         if failed and not value:
             return None
-        answer = tokens_of(name, _number(value), least=0)
+        answer = tokens_of(name, _number_or_same(value), least=0)
         prompt_name, prompt_value = value_of(row, table.prompt)
-        prompt = tokens_of(prompt_name, _number(prompt_value), least=0)
+        prompt = tokens_of(prompt_name, _number_or_same(prompt_value), least=0)
         if answer == 0:
             return None
         if prompt == 0:
@@ -151,19 +151,19 @@ class TableTrace(TimedRows):
             osl=answer,
             hash_ids=ids,
             block_size=block if ids else TRACE_BLOCK,
-            session=_name(row, table.session),
+            session=_first_name(row, table.session),
             kind=None if kind is None else str(kind),
         )
 
     # --- times --------------------------------------------------------------------------------------------------------
 
     def _at(self, row: JsonObject, table: TraceTable) -> int | float:
-        column, value = _first(row, table.at)
+        column, value = _first_column(row, table.at)
         if table.untimed and value is None and not self._unit_known:
             self.timed = False
         if not self.timed:
             return self.rows
-        at, unit = _time(column.name, value, column.unit)
+        at, unit = _time_and_unit(column.name, value, column.unit)
         if not self._unit_known:
             self._unit_known, self.unit, self.time_field = True, unit, column.name
             if unit != column.unit:
@@ -174,18 +174,18 @@ class TableTrace(TimedRows):
 
     def _moment(self, row: JsonObject, columns: Sequence[TimeColumn], at: int | float) -> int | float | None:
         """Return a moment on the clock of the arrivals; None where the row has none."""
-        column, value = _first(row, columns)
+        column, value = _first_column(row, columns)
         if value is None:
             return None
-        moment, unit = _time(column.name, value, column.unit)
+        moment, unit = _time_and_unit(column.name, value, column.unit)
         return moment if unit == self.unit and moment >= at else None
 
     def _lasted(self, row: JsonObject, table: TraceTable) -> tuple[float | None, bool]:
         """Return how long an answer took, and whether its unit is unknown."""
-        column, value = _first(row, table.lasted)
+        column, value = _first_column(row, table.lasted)
         if value is None:
             return None, False
-        number = number_of(column.name, _number(value), "seconds" if column.unit == "s" else "times in numbers")
+        number = number_of(column.name, _number_or_same(value), "seconds" if column.unit == "s" else "times in numbers")
         return (number, True) if column.unit is None else (number / PER_SECOND[column.unit], False)
 
 
@@ -221,7 +221,9 @@ def table_trace(
             raise BadRow(number, problem.field, problem.value, problem.problem, name=name) from problem
     if not isinstance(table, TraceTable):
         names = (
-            header if container == "csv" else list(dict.fromkeys(each for row in _rows(head) for each in names_of(row)))
+            header
+            if container == "csv"
+            else list(dict.fromkeys(each for row in _rows_of(head) for each in names_of(row)))
         )
         plain = plain_table(container, names, columns or {})
         if plain is None and first:
@@ -257,7 +259,7 @@ def header_of(line: str | bytes) -> tuple[str, list[str]]:
     return delimiter, split_cells(line, delimiter)
 
 
-def _rows(lines: Iterable[str | bytes]) -> Iterator[JsonObject]:
+def _rows_of(lines: Iterable[str | bytes]) -> Iterator[JsonObject]:
     for line in lines:
         with suppress(RowProblem):
             yield object_of(line)
@@ -291,7 +293,7 @@ def has(row: JsonObject, names: Sequence[str]) -> bool:
     return bool(names) and all(name in present for name in names)
 
 
-def _first(row: JsonObject, columns: Sequence[TimeColumn]) -> tuple[TimeColumn, Any]:
+def _first_column(row: JsonObject, columns: Sequence[TimeColumn]) -> tuple[TimeColumn, Any]:
     for column in columns:
         value = value_of(row, (column.name,))[1]
         if value is not None:
@@ -299,7 +301,7 @@ def _first(row: JsonObject, columns: Sequence[TimeColumn]) -> tuple[TimeColumn, 
     return (columns[0] if columns else TimeColumn("")), None
 
 
-def _name(row: JsonObject, names: Sequence[str]) -> str | None:
+def _first_name(row: JsonObject, names: Sequence[str]) -> str | None:
     name, value = value_of(row, names)
     if value is None or value == "":
         return None
@@ -308,7 +310,7 @@ def _name(row: JsonObject, names: Sequence[str]) -> str | None:
     return str(value)
 
 
-def _number(value: Any) -> Any:
+def _number_or_same(value: Any) -> Any:
     """Return the number that a text is; whatever else as it is."""
     if not isinstance(value, str):
         return value
@@ -320,16 +322,16 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _time(name: str, value: Any, unit: TimeUnit | None) -> tuple[int | float, TimeUnit | None]:
+def _time_and_unit(name: str, value: Any, unit: TimeUnit | None) -> tuple[int | float, TimeUnit | None]:
     """Return a time and its unit: nanoseconds since 1970 where it is a moment as text."""
-    value = _number(value)
+    value = _number_or_same(value)
     if isinstance(value, str):
-        return _nanoseconds(name, value.strip()), "ns"
+        return _nanoseconds_of(name, value.strip()), "ns"
     number_of(name, value, "a time in numbers, or a moment such as 2023-11-16 18:15:46.6805900,", most=TIME_MOST)
     return value, unit
 
 
-def _nanoseconds(name: str, text: str) -> int:
+def _nanoseconds_of(name: str, text: str) -> int:
     """Return nanoseconds since 1970; `datetime` alone would drop the seventh decimal."""
     whole, _, rest = text.partition(".")
     zone = rest.lstrip("0123456789")

@@ -127,9 +127,10 @@ def clock_of(evidence: ClockEvidence, documented: TimeUnit | None, name: str | N
         return TraceClock(documented, DOCUMENTED)
     if by_rate is not None:
         other: TimeUnit = "ms" if by_rate == "s" else "s"
-        return TraceClock(by_rate, f"since {_rates(evidence, other)}", sure=False)
+        return TraceClock(by_rate, f"since {_rate_text(evidence, other)}", sure=False)
+    rates = f"{_rate_text(evidence, 's')}, {_rate_text(evidence, 'ms')}"
     raise ConfigError(
-        f"{name or 'the trace'} does not say the unit of its times: {_rates(evidence, 's')}, {_rates(evidence, 'ms')}",
+        f"{name or 'the trace'} does not say the unit of its times: {rates}",
         hint=f"say {FLAG} s or ms, or write one that says it: penstock trace convert FILE OUT {FLAG} s",
     )
 
@@ -140,7 +141,7 @@ def doubt(clock: TraceClock, evidence: ClockEvidence) -> str | None:
         return f"times are read as {clock}; {FLAG} says another unit"
     fast = 0.0 < evidence.gap < PER_SECOND["ms"] / RATE_DOUBTED
     if clock.unit == "ms" and clock.why == DOCUMENTED and (fast or evidence.decimal):
-        return f"times are read as {clock}: {_rates(evidence, 'ms')}; {FLAG} s reads seconds"
+        return f"times are read as {clock}: {_rate_text(evidence, 'ms')}; {FLAG} s reads seconds"
     return None
 
 
@@ -159,6 +160,6 @@ def _unit_of_rate(evidence: ClockEvidence) -> TimeUnit | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _rates(evidence: ClockEvidence, unit: TimeUnit) -> str:
+def _rate_text(evidence: ClockEvidence, unit: TimeUnit) -> str:
     rate = PER_SECOND[unit] / evidence.gap
     return f"in {UNIT_WORDS[unit]} they are {rate:,.4g} requests/s of {rate * evidence.tokens:,.4g} tokens/s"

@@ -153,7 +153,7 @@ def _json_lines(lines: Lines) -> tuple[Lines, bool]:
     first = before[-1].strip() if before else b""
     text = first.encode() if isinstance(first, str) else first
     text = text.removeprefix(b"\xef\xbb\xbf")
-    if not text.startswith((b"{", b"[")) or (text.startswith(b"{") and _object(text) is not None):
+    if not text.startswith((b"{", b"[")) or (text.startswith(b"{") and _object_or_none(text) is not None):
         return itertools.chain(before, unread), False
     before += unread
     encoded = b"".join(line.encode() if isinstance(line, str) else line for line in before)
@@ -164,7 +164,7 @@ def _json_lines(lines: Lines) -> tuple[Lines, bool]:
     return [msgspec.json.encode(each) for each in (document if isinstance(document, list) else [document])], True
 
 
-def _object(line: str | bytes) -> JsonObject | None:
+def _object_or_none(line: str | bytes) -> JsonObject | None:
     try:
         return object_of(line)
     except RowProblem:
@@ -176,8 +176,8 @@ def _format_of(line: str | bytes) -> Format | None:
     for format_name, recognises in _LINES.items():
         if recognises(line):
             return format_name
-    row = _object(line)
-    names = [] if row is not None else _header(line)
+    row = _object_or_none(line)
+    names = [] if row is not None else _header_names(line)
     for table in TABLES:
         if (
             has(row, table.marks)
@@ -190,18 +190,18 @@ def _format_of(line: str | bytes) -> Format | None:
 
 def _plain_format_of(line: str | bytes) -> Format | None:
     """Return the format whose columns a line names; None where it names no lengths."""
-    row = _object(line)
+    row = _object_or_none(line)
     if row is not None:
         return "jsonl" if plain_table("json", names_of(row), {}) is not None else None
-    return "csv" if plain_table("csv", _header(line), {}) is not None else None
+    return "csv" if plain_table("csv", _header_names(line), {}) is not None else None
 
 
 def _named(head: list[str | bytes]) -> Format:
     first = next((line for line in head if line.strip()), "")
-    return "csv" if _object(first) is None else "jsonl"
+    return "csv" if _object_or_none(first) is None else "jsonl"
 
 
-def _header(line: str | bytes) -> list[str]:
+def _header_names(line: str | bytes) -> list[str]:
     try:
         return header_of(text_of(line))[1]
     except RowProblem:

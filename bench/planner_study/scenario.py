@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.planner_study.traffic import LENGTHS
 from penstock.engine.self_benchmark import perf_metrics
 from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.latency_bins import Bins
@@ -23,7 +24,6 @@ from penstock.planner.sizing.attainment import AttainmentModel
 from penstock.planner.sizing.fleet_sizing import Bounds, ShareTable, Sizing, UncertainDemand
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.planner.tick_record import TickRecord
-from penstock.report.study.study_traffic import LENGTHS
 from penstock.router.settings import RouterSettings
 from penstock.simulate.scale_policy import ScalePolicy
 from penstock.simulate.simulated_cluster import SimulatedCluster

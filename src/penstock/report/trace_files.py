@@ -1,4 +1,4 @@
-"""Reads ServeGen's archives of rates, and writes trace files."""
+"""Trace files: ServeGen's archives of rates read, and traces written whole or not at all."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
-from penstock.report.trace_file import reading
+from penstock.report.traffic_options import reading
 from penstock.traffic.formats.servegen import RateRows, ServegenClient, make_client, read_spans
 from penstock.traffic.formats.trace_format import Written, written
 from penstock.traffic.traffic_request import TrafficRequest
@@ -49,19 +49,19 @@ def save(path: Path, format_name: Written, requests: Iterable[TrafficRequest]) -
     part = path.with_name(f".{path.name}.part")
     lines = written(format_name, tally.watch(requests))
     try:
-        with _writing(path):
+        with _naming_write_errors(path):
             file = part.open("wb")
         with file:
             for line in lines:  # errors of reading the trace meanwhile are raised by the reader
-                with _writing(path):
+                with _naming_write_errors(path):
                     file.write(line)
-            with _writing(path):
+            with _naming_write_errors(path):
                 file.flush()
         if not tally.count:
             raise ConfigError(
                 f"no request is left to write to {path}", hint="penstock trace info says what the trace has"
             )
-        with _writing(path):
+        with _naming_write_errors(path):
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def load_archive(path: Path, *, skip_bad: bool) -> tuple[list[ServegenClient], l
         ConfigError: it can't be read, has no ``chunk-N-trace.csv``, or one of its files is wrong.
     """
     with reading(path):
-        members = _members(path)
+        members = _archive_members(path)
     clients: list[ServegenClient] = []
     read: list[RateRows] = []
     for number in sorted({number for number, _ in members}):
@@ -100,27 +100,27 @@ def load_archive(path: Path, *, skip_bad: bool) -> tuple[list[ServegenClient], l
     return clients, read
 
 
-def _members(path: Path) -> dict[tuple[int, str], bytes]:
+def _archive_members(path: Path) -> dict[tuple[int, str], bytes]:
     """Return (number, kind of file) -> its content, read in the order of a packed archive."""
     if path.is_dir():
-        return {key: file.read_bytes() for file in path.rglob("chunk-*") if (key := _key(file.name)) is not None}
+        return {key: file.read_bytes() for file in path.rglob("chunk-*") if (key := _member_key(file.name)) is not None}
     contents: dict[tuple[int, str], bytes] = {}
     with tarfile.open(path) as archive:
         for member in archive:
-            key = _key(member.name)
+            key = _member_key(member.name)
             content = archive.extractfile(member) if key is not None and member.isfile() else None
             if key is not None and content is not None:
                 contents[key] = content.read()
     return contents
 
 
-def _key(name: str) -> tuple[int, str] | None:
+def _member_key(name: str) -> tuple[int, str] | None:
     match = _MEMBER.search(name)
     return None if match is None else (int(match.group(1)), match.group(2))
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _naming_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

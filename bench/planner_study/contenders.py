@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
+from bench.planner_study import autoscaler_baselines
+from bench.planner_study.scenario import GPUS_MAX, ITL, LAYOUTS, SLO, TTFT, known_speeds
 from penstock.kernel.values import Role, Slo
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, SloPolicySettings
-from penstock.report.study import autoscaler_baselines
-from penstock.report.study.study_scenario import GPUS_MAX, ITL, LAYOUTS, SLO, TTFT, known_speeds
 from penstock.simulate.scale_policy import ScalePolicy
 
 Made = Mapping[str, Any]
-"""Arguments of `penstock.report.study.study_scenario.run`: ``planner`` or ``policy``."""
+"""Arguments of `bench.planner_study.scenario.run`: ``planner`` or ``policy``."""
 
 
 @dataclass(frozen=True, slots=True)

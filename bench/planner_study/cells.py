@@ -9,12 +9,12 @@ from typing import Any, TextIO
 
 import msgspec
 
+from bench.planner_study import clairvoyant
+from bench.planner_study.contenders import BY_NAME, CONTENDERS
+from bench.planner_study.metric_faults import FAULTS
+from bench.planner_study.scenario import LAYOUTS, StudyResult, fleet, run, sizing_of, tables
+from bench.planner_study.traffic import ALL, OWN, PUBLIC
 from penstock.kernel.values import Role
-from penstock.report.study import clairvoyant
-from penstock.report.study.contenders import BY_NAME, CONTENDERS
-from penstock.report.study.metric_faults import FAULTS
-from penstock.report.study.study_scenario import LAYOUTS, StudyResult, fleet, run, sizing_of, tables
-from penstock.report.study.study_traffic import ALL, OWN, PUBLIC
 
 STATIC, CLAIRVOYANT = "static", "clairvoyant"
 START_UPS = (0.0, 60.0, 120.0, 300.0)
@@ -28,7 +28,7 @@ class StudyCell(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         knob: the contender's; for ``static`` a factor on the cheapest fleet at the mean rate.
-        fault: of the metrics; see `penstock.report.study.metric_faults`.
+        fault: of the metrics; see `bench.planner_study.metric_faults`.
     """
 
     traffic: str

@@ -2,7 +2,7 @@
 
 Start-ups take as long for it as for all policies. The search has two parts:
 
-1. Schedules by need: at each moment the cheapest fleet (`penstock.report.study.study_scenario.fleet`) for the true
+1. Schedules by need: at each moment the cheapest fleet (`bench.planner_study.scenario.fleet`) for the true
    rate's highest mean within a short window, ordered a start-up time ahead, and kept over gaps that are shorter
    than a start-up. The price of a miss is swept, which gives a front from lean to eager.
 2. From the cheapest of them that reaches the wanted share, workers are removed, stretch by stretch, for as long as
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.planner_study.scenario import LAYOUTS, POOLS, StudyResult, fleet, priced, run, sizing_of
+from bench.planner_study.traffic import rate_over_time
 from penstock.kernel.values import Role
 from penstock.planner.observation import Observation
 from penstock.planner.sizing.fleet_sizing import Sizing
-from penstock.report.study.study_scenario import LAYOUTS, POOLS, StudyResult, fleet, priced, run, sizing_of
-from penstock.report.study.study_traffic import rate_over_time
 from penstock.traffic.traffic_request import TrafficRequest
 
 SLOT = 15.0

@@ -2,16 +2,17 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
 
-from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, Table, text_table
-from penstock.report.study.contenders import BY_NAME, CONTENDERS
-from penstock.report.study.study_cells import BESIDE, CLAIRVOYANT, STATIC, StudyRow
-from penstock.report.study.study_scenario import GPUS_MAX, ITL, TTFT, StudyResult
-from penstock.report.study.study_traffic import ALL
+from bench.planner_study.cells import BESIDE, CLAIRVOYANT, STATIC, StudyRow
+from bench.planner_study.contenders import BY_NAME, CONTENDERS
+from bench.planner_study.scenario import GPUS_MAX, ITL, TTFT, StudyResult
+from bench.planner_study.traffic import ALL
+from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, table_section
+from penstock.report.markdown import as_markdown
 
 GOAL = 0.99
 COLOURS: tuple[Colour, ...] = ("s0", "s1", "s2", "s3", "s4", "s5", "good", "bad")
@@ -37,19 +38,10 @@ def write(sections: Sequence[Section], *, missing: int) -> str:
         f"end, starting and draining included; the ceiling is {GPUS_MAX} GPUs. The cluster is simulated: Llama-3.1-8B "
         "on A100, the production router and the planner itself. Every run begins with the fleet that is cheapest at "
         "its first minute's rate. How it is done: [planner.md](../concepts/planner.md#how-policies-are-compared).",
-        "Made by `penstock study planner --docs docs/bench/planner-study.md`"
+        "Made by `python bench/planner_study/run.py --docs docs/bench/planner-study.md`"
         + (f"; {missing} runs of it were not done." if missing else "."),
     ]
     return as_markdown(parts, sections)
-
-
-def as_markdown(parts: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return sections as Markdown below what stands before them."""
-    parts = list(parts)
-    for section in sections:
-        tables = ["\n".join(_markdown(table)) for table in section.tables]
-        parts.append("\n\n".join([f"## {section.heading}", *section.text, *tables]))
-    return "\n\n".join(parts) + "\n"
 
 
 def study_page(done: Sequence[StudyRow], sections: Sequence[Section], *, missing: int) -> Page:
@@ -107,7 +99,7 @@ def _against_clairvoyant(done: Sequence[StudyRow]) -> Section | None:
         "over those of the clairvoyant's cheapest schedule there, static fleets among them; and those of static fleets "
         "over ours. Lines between the points of each front, knobs swept."
     )
-    return section_of("Against a planner that knows the arrivals", text, head, rows)
+    return table_section("Against a planner that knows the arrivals", text, head, rows)
 
 
 def _against_field(done: Sequence[StudyRow]) -> Section | None:
@@ -136,7 +128,7 @@ def _against_field(done: Sequence[StudyRow]) -> Section | None:
         "requests `slo` misses at the same GPU-hours (its own front, lines between points). Where it begins above them "
         "the value is left out, where it ends below them its last point counts. Negative is more."
     )
-    return section_of("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
+    return table_section("Against Dynamo's policies, at equal GPU-hours", text, head, rows)
 
 
 def _defaults(done: Sequence[StudyRow]) -> Section | None:
@@ -161,7 +153,7 @@ def _defaults(done: Sequence[StudyRow]) -> Section | None:
         return None
     head = ["policy", *PLACE, "attainment", "GPU-hours", "worst 5 min", "turns/h", "harmed", "tick ms"]
     text = "; ".join(f"{c.name}: {c.knob} {c.default:g}" for c in CONTENDERS)
-    return section_of(
+    return table_section(
         "Everybody at the default knob",
         "Medians over seeds. Turns are changes of direction per hour; harmed are "
         f"requests that failed or began anew. Knobs: {text}.",
@@ -204,7 +196,7 @@ def _fault_table(done: Iterable[StudyRow]) -> Section | None:
     if not rows:
         return None
     head = ["fault", "policy", "attainment", "GPU-hours", "alarms"]
-    return section_of("Faults of the metrics, one at a time", "", head, sorted(rows))
+    return table_section("Faults of the metrics, one at a time", "", head, sorted(rows))
 
 
 def _front_charts(done: Sequence[StudyRow]) -> Section:
@@ -310,13 +302,3 @@ def _median(values: Sequence[float], form: str) -> str:
 
 def _range(values: Sequence[float], form: str) -> str:
     return f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else ""
-
-
-def section_of(heading: str, text: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Section:
-    """Return a section of one table."""
-    return Section(heading, [text] if text else [], tables=[text_table(heading, head, rows)])
-
-
-def _markdown(table: Table) -> Iterator[str]:
-    rows = [[column.name for column in table.head], ["---"] * len(table.head), *(row.cells for row in table.rows)]
-    yield from ("| " + " | ".join(row) + " |" for row in rows)

@@ -1,1 +1,0 @@
-"""Files and texts of ``penstock trace``."""
