@@ -19,6 +19,7 @@ from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from tests.depth import deep
+from tests.router.written_states import written
 
 BLOCK = 2
 COPYING, PLAIN = Target(WorkerId("copying")), Target(WorkerId("plain"))
@@ -156,7 +157,7 @@ class Copies(RuleBasedStateMachine):
 
     @rule()
     def reload(self):
-        saved = self.index.snapshot()
+        saved = written(self.index)
         self.index = ExactIndex(BLOCK, audit_every=3)
         self.index.restore(saved)
 

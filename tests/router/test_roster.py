@@ -8,6 +8,7 @@ from penstock.router.settings import BreakerSettings
 from penstock.router.workers.circuit_breaker import CircuitBreaker
 from penstock.router.workers.roster import Roster
 from penstock.testing import card
+from tests.router.written_states import written
 
 A = WorkerId("a")
 
@@ -56,7 +57,7 @@ def test_a_roster_survives_a_snapshot() -> None:
     worker.cordons.append("operator")
     worker.speed = (0.0, 1e-4, 0.0, 1e-6)
     other = Roster()
-    other.restore(roster.snapshot())
+    other.restore(written(roster))
     assert other.snapshot() == roster.snapshot() and other.workers == roster.workers
 
 

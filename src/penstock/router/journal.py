@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.errors import InvariantError
 from penstock.kernel.journal_frames import Header, MachineBook, Record
 from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
@@ -85,6 +84,6 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     router = Router(started, name=header.machine, shared=made["shared"], form=form_of(made["form"]))
     try:
         router.restore(snapshot)
-    except (KeyError, TypeError, InvariantError) as error:
-        raise ValueError(f"the header's state does not belong to this version: {error!r}") from error
+    except msgspec.ValidationError as error:  # of an index: the rest is read before anything is restored
+        raise ValueError(f"the header's state does not belong to this version: {error}") from error
     return router

@@ -4,24 +4,27 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
-from penstock.kernel.machine import Nanos, Snapshot, nanos
+from penstock.kernel.machine import Nanos, nanos, state_of, take_state
 from penstock.kernel.statistics import LineFit
+from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, Prompt, RequestId, Role, Target, WorkerCard, WorkerId
-from penstock.router.adapters.adapter_residency import AdapterResidency
+from penstock.router.adapters.adapter_residency import AdapterResidency, ResidencyState
 from penstock.router.events import Cost, Preferences
+from penstock.router.kv_index.index_states import EventStreamState
 from penstock.router.kv_index.indexer import SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
 from penstock.router.kv_index.tier_costs import TierCosts
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests.embedding_table import EmbeddingTable
 from penstock.router.requests.fair_queue import FairQueue
-from penstock.router.requests.program_habits import ProgramHabits
-from penstock.router.requests.request_queue import RequestQueue
+from penstock.router.requests.program_habits import HabitsState, ProgramHabits
+from penstock.router.requests.request_queue import QueueState, RequestQueue
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.requests.stage_graph import FINAL, needs_pair, splits
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
@@ -29,6 +32,7 @@ from penstock.router.selection.cost import COSTS, NOTHING, PREFILL_TOKENS_PER_SE
 from penstock.router.selection.cost_table import Candidates, CostTable
 from penstock.router.selection.session_affinity import SessionAffinity
 from penstock.router.settings import CostSettings, RouterSettings
+from penstock.router.workers.active import ActiveState
 from penstock.router.workers.active_sequences import ActiveSequences
 from penstock.router.workers.roster import RosterWorker
 
@@ -84,6 +88,46 @@ class LinkFault(msgspec.Struct):
     @property
     def broken(self) -> bool:
         return self.count >= LINK_FAULTS
+
+
+class ModelPoolState(msgspec.Struct):
+    """State of a `ModelPool`."""
+
+    block_size: int
+    block_size_known: bool
+    active: ActiveState
+    queue: QueueState
+    affinity: list[tuple[str, tuple[Target, Nanos]]]
+    adapters: ResidencyState
+    habits: HabitsState
+    tier_costs: dict[WorkerId, LoadCosts]
+    placements: dict[Role, int]
+    streams: dict[Target, EventStreamState]
+    exact: Any
+    history: Any
+    predicted: Any
+    """Of the indexes that are kept; None of the others. Each prompt form has its own."""
+    roles: dict[Role, int]
+    seats: int
+    paired: int
+    wire: tuple[HandoffProtocol, str | None] | None
+    handoffs: dict[str, int]
+    pending_releases: list[tuple[RequestId, int, WorkerCard]]
+    links: dict[tuple[WorkerId, WorkerId], LinkFault]
+    fallback_tokens: float
+    embeddings: list[tuple[str, int]]
+    encoding: dict[RequestId, Target]
+    media: dict[str, int]
+    bring: list[float]
+    fit: list[float]
+    hedges: int
+    output_mean: float
+    prompt_tokens: int
+    cached_tokens: int
+    counts: dict[str, int]
+    inflight: int
+    refused: dict[str, int]
+    refused_last: Nanos | None
 
 
 class ModelPool:
@@ -176,14 +220,12 @@ class ModelPool:
         self._set_limits()
         self._stage_cost = _stage_costs(settings)
         self.embeddings.bytes_max = settings.handoff.embeddings
-        self.embeddings.add(())
+        self.embeddings.shrink()
         waiting = self.queue.snapshot()
         self.fair = FairQueue(settings.queue) if settings.queue.shares else None
         self.queue = RequestQueue(settings.queue) if self.fair is None else self.fair
         self.queue.restore(waiting)
-        sessions = self.affinity.snapshot()
-        self.affinity = SessionAffinity(settings.affinity)
-        self.affinity.restore(sessions)
+        self.affinity.ttl = nanos(settings.affinity.ttl)
 
     # --- membership -------------------------------------------------------------------------------------------------
 
@@ -522,86 +564,22 @@ class ModelPool:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "block_size": self.block_size,
-            "block_size_known": self.block_size_known,
-            "active": self.active.snapshot(),
-            "queue": self.queue.snapshot(),
-            "affinity": self.affinity.snapshot(),
-            "adapters": self.adapters.snapshot(),
-            "habits": self.habits.snapshot(),
-            "tier_costs": self.tier_costs.snapshot(),
-            "placements": dict(self.placements),
-            "streams": [[list(target), stream.snapshot()] for target, stream in self.streams.items()],
-            "exact": None if self.exact is None else self.exact.snapshot(),
-            "history": None if self.history is None else self.history.snapshot(),
-            "predicted": None if self.predicted is None else self.predicted.snapshot(),
-            "fit": self.fit.dump(),
-            "bring": self.bring.dump(),
-            "roles": dict(self.roles),
-            "seats": self.seats,
-            "paired": self.paired,
-            "links": [[*ends, fault.count, fault.reason] for ends, fault in self.links.items()],
-            "wire": None if self.wire is None else list(self.wire),
-            "handoffs": dict(self.handoffs),
-            "embeddings": self.embeddings.snapshot(),
-            "encoding": [[id, list(target)] for id, target in self.encoding.items()],
-            "media": dict(self.media),
-            "fallback_tokens": self.fallback_tokens,
-            "pending_releases": [
-                [id, attempt, msgspec.to_builtins(card)] for id, attempt, card in self.pending_releases
-            ],
-            "hedges": self.hedges,
-            "sums": [self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight],
-            "counts": dict(self.counts),
-            "refused": [dict(self.refused), self.refused_last],
-        }
+    def snapshot(self) -> ModelPoolState:
+        state = state_of(self, ModelPoolState)
+        state.streams = {target: stream.snapshot() for target, stream in self.streams.items()}
+        return state
 
-    def restore(self, state: Snapshot) -> None:
-        self.block_size = state["block_size"]
-        self.block_size_known = state["block_size_known"]
+    def restore(self, state: ModelPoolState) -> None:
+        streams, state.streams = state.streams, {}
+        take_state(self, state)
+        self.placements, self.roles = Counter(state.placements), Counter(state.roles)
+        for target, stream in streams.items():
+            self.streams[target] = KvEventStream()
+            self.streams[target].restore(stream)
         if self.exact is not None:
             self.exact.block_size = self.block_size
-        self.active.restore(state["active"])
-        self.queue.restore(state["queue"])
-        self.affinity.restore(state["affinity"])
-        self.adapters.restore(state["adapters"])
-        self.habits.restore(state["habits"])
-        self.tier_costs.restore(state["tier_costs"])
-        self.placements = Counter(state["placements"])
-        for index, saved in (
-            (self.exact, state["exact"]),
-            (self.history, state["history"]),
-            (self.predicted, state["predicted"]),
-        ):
-            if index is not None and saved is not None:
-                index.restore(saved)
-        self.streams = {}
-        for target, saved in state["streams"]:
-            stream = self.streams[Target(*target)] = KvEventStream()
-            stream.restore(saved)
-        self.fit = LineFit.load(state["fit"])
-        self.bring = LineFit.load(state["bring"])
-        self.roles = Counter(state["roles"])
-        self.seats = state["seats"]
-        self.paired = state["paired"]
-        self.links = {(one, other): LinkFault(*fault) for one, other, *fault in state["links"]}
         self._set_limits()
         self._weigh_roles()
-        self.wire = None if state["wire"] is None else (state["wire"][0], state["wire"][1])
-        self.handoffs = dict(state["handoffs"])
-        self.embeddings.restore(state["embeddings"])
-        self.encoding = {RequestId(id): Target(*target) for id, target in state["encoding"]}
-        self.media = dict(state["media"])
-        self.fallback_tokens = state["fallback_tokens"]
-        self.pending_releases = [
-            (id, attempt, msgspec.convert(card, WorkerCard)) for id, attempt, card in state["pending_releases"]
-        ]
-        self.hedges = state["hedges"]
-        self.output_mean, self.prompt_tokens, self.cached_tokens, self.inflight = state["sums"]
-        self.counts = dict(state["counts"])
-        self.refused, self.refused_last = state["refused"]
 
     def check(self) -> None:
         self.active.check()

@@ -10,22 +10,23 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
-from penstock.kernel.values import RequestId, Slo, Target, plain
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, read_snapshot, write_snapshot
+from penstock.kernel.values import RequestId, Slo
 from penstock.router import events, settings_change
 from penstock.router.adapters import adapter_events
 from penstock.router.kv_index import kv_event_handlers
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests import request_events
-from penstock.router.requests.routed_request import STAGE, RoutedRequest
+from penstock.router.requests.routed_request import STAGE
 from penstock.router.requests.scheduling import pump
+from penstock.router.router_memory import RouterMemory
 from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
 from penstock.router.status_rows import RouterStatus
 from penstock.router.workers import replica_sync, worker_events
 
-SNAPSHOT_VERSION = 8
+SNAPSHOT_VERSION = 9
 
 
 def woken(core: RouterState, now: Nanos, event: Woken) -> None:
@@ -119,52 +120,42 @@ class Router(RouterState):
         return router_status(self, now)
 
     def snapshot(self) -> Snapshot:
-        state, internal, gauss = self.rng.getstate()
-        left_out = {} if self.plugins is None else {"plugins_left_out": dict(self.plugins.left_out)}
-        return {
-            **left_out,
-            "version": SNAPSHOT_VERSION,
-            "name": self.name,
-            "settings": msgspec.to_builtins(self.settings),
-            "slo": msgspec.to_builtins(self.slo),
-            "rng": [state, list(internal), gauss],
-            "roster": self.roster.snapshot(),
-            "pools": {model: pool.snapshot() for model, pool in self.pools.items()},
-            "requests": [msgspec.to_builtins(request, enc_hook=plain) for request in self.requests.values()],
-            "waiting_for_worker": list(self.waiting_for_worker),
-            "timers": [list(timer) for timer in sorted(self.timers)],
-            "armed": self.armed,
-            "replays": [[number, list(target)] for number, target in self.replays.items()],
-            "replay_id": self.replay_id,
-            "dropped": self.dropped,
-        }
+        state = RouterMemory(
+            name=self.name,
+            settings=self.settings,
+            slo=self.slo,
+            rng=self.rng.getstate(),
+            roster=self.roster.snapshot(),
+            pools={model: pool.snapshot() for model, pool in self.pools.items()},
+            requests=self.requests,
+            waiting_for_worker=self.waiting_for_worker,
+            timers=sorted(self.timers),
+            armed=self.armed,
+            replays=self.replays,
+            replay_id=self.replay_id,
+            dropped=self.dropped,
+            plugins_left_out={} if self.plugins is None else self.plugins.left_out,
+        )
+        return write_snapshot(state, SNAPSHOT_VERSION)
 
     def restore(self, snapshot: Snapshot) -> None:
-        check_version(snapshot, SNAPSHOT_VERSION, "a router")
-        state, internal, gauss = snapshot["rng"]
-        self.rng.setstate((state, tuple(internal), gauss))
-        self.name = snapshot["name"]
-        self.settings = msgspec.convert(snapshot["settings"], RouterSettings)
-        self.slo = msgspec.convert(snapshot["slo"], Slo)
+        state = read_snapshot(snapshot, RouterMemory, SNAPSHOT_VERSION, "a router")
+        self.rng.setstate(state.rng)
+        self.name, self.settings, self.slo = state.name, state.settings, state.slo
         self.use_plugins(self.settings)
         if self.plugins is not None:
-            self.plugins.restore(snapshot.get("plugins_left_out", {}))
-        self.roster.restore(snapshot["roster"])
+            self.plugins.restore(state.plugins_left_out)
+        self.roster.restore(state.roster)
         self.pools = {}
-        for model, saved in snapshot["pools"].items():
+        for model, saved in state.pools.items():
             self.make_pool(model).restore(saved)
-        requests = [msgspec.convert(raw, RoutedRequest) for raw in snapshot["requests"]]
-        for request in requests:
+        self.requests, self.waiting_for_worker = state.requests, state.waiting_for_worker
+        for request in self.requests.values():
             request.event = msgspec.structs.replace(request.event, prompt=self.form.prompt(request.event.prompt))
             if request.resumed_prompt is not None:
                 request.resumed_prompt = self.form.prompt(request.resumed_prompt)
-        self.requests = {request.id: request for request in requests}
-        self.waiting_for_worker = {RequestId(id): None for id in snapshot["waiting_for_worker"]}
-        self.timers = [(at, kind, key) for at, kind, key in snapshot["timers"]]
-        self.armed = snapshot["armed"]
-        self.replays = {number: Target(*target) for number, target in snapshot["replays"]}
-        self.replay_id = snapshot["replay_id"]
-        self.dropped = snapshot["dropped"]
+        self.timers, self.armed = state.timers, state.armed
+        self.replays, self.replay_id, self.dropped = state.replays, state.replay_id, state.dropped
 
     def check(self) -> None:
         self.roster.check()

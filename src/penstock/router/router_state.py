@@ -6,7 +6,7 @@ It holds state and the few moves that every part needs; the handlers of events a
 
 import heapq
 import random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,11 +16,10 @@ from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement
 from penstock.router.model_pool import ModelPool
 from penstock.router.prompt_forms import PromptForm
 from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
+from penstock.router.router_memory import Timer
 from penstock.router.selection.router_plugins import RouterPlugins
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import Roster
-
-Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
 
 
 class RouterState:

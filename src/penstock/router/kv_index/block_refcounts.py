@@ -1,8 +1,8 @@
 """`BlockRefcounts`: how many copies of a block a worker holds, where it announces each of them."""
 
 from collections.abc import Iterable
-from typing import Any
 
+from penstock.router.kv_index.index_states import CopiesState
 from penstock.router.kv_index.worker_bitmap import bits
 
 
@@ -49,13 +49,12 @@ class BlockRefcounts:
         self._more.pop(bit, None)
         self.bits &= ~bit
 
-    def snapshot(self) -> list[Any]:
-        """Return the whole state as plain data; bits by their numbers."""
-        more = [[bit.bit_length() - 1, list(map(list, blocks.items()))] for bit, blocks in self._more.items()]
-        return [list(bits(self.bits)), more]
+    def snapshot(self) -> CopiesState:
+        """Return the state; bits by their numbers."""
+        more = {bit.bit_length() - 1: blocks for bit, blocks in self._more.items()}
+        return CopiesState(list(bits(self.bits)), more)
 
-    def restore(self, state: list[Any]) -> None:
-        """Become the one that wrote ``state``."""
-        slots, more = state
-        self.bits = sum(1 << slot for slot in slots)
-        self._more = {1 << slot: dict(blocks) for slot, blocks in more}
+    def restore(self, state: CopiesState) -> None:
+        """Become the copies of a state."""
+        self.bits = sum(1 << slot for slot in state.slots)
+        self._more = {1 << slot: blocks for slot, blocks in state.more.items()}

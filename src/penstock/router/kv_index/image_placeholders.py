@@ -6,13 +6,13 @@ later request with the same image it is known what an engine makes of it, withou
 after an image is known by standing before it as well. If no engine holds an image, nothing beyond it can be cached.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.hashing import TAG_MULTIMODAL, records
 from penstock.kernel.values import KvStored
 
@@ -62,8 +62,8 @@ class ImagePlaceholders:
     def __init__(self) -> None:
         self.placeholders: set[int] = set()
         """Tokens that were learnt to stand for media: one, or one for each kind."""
-        self._images: OrderedDict[str, Image] = OrderedDict()
-        self._parts: OrderedDict[str, Runs] = OrderedDict()
+        self._images: BoundedTable[str, Image] = BoundedTable(KEPT)
+        self._parts: BoundedTable[str, Runs] = BoundedTable(PARTS_KEPT)
         """What came of an image, and what stood behind it in its last block."""
 
     def find(self, id: str) -> Image | None:
@@ -73,7 +73,8 @@ class ImagePlaceholders:
     @property
     def usual(self) -> int:
         """Tokens of the image that was learnt last; 0 where none was."""
-        return next(reversed(self._images.values())).length if self._images else 0
+        newest = self._images.newest
+        return 0 if newest is None else newest.length
 
     def learn(self, event: KvStored, block_size: int) -> None:
         """Take in an event that still has its tokens.
@@ -88,7 +89,7 @@ class ImagePlaceholders:
             first = max(0, start)
             end = min((other for other in starts.values() if other > first), default=len(event.tokens))
             part = event.tokens[first : min(end, ends[id], len(event.tokens))]
-            earlier = _unrolled(self._parts.get(id, ()))
+            earlier = _unrolled(self._parts.get(id) or ())
             if start < 0 and len(earlier) < first - start:
                 # Its beginning did not come: where it is one token throughout, it is that token from there on.
                 earlier = [part[0]] * (first - start) if len(set(part[:REPEATS])) == 1 else []
@@ -97,23 +98,17 @@ class ImagePlaceholders:
             whole = [*earlier[: first - start], *part] if start < 0 else list(part)
             if start >= 0 and len(whole) <= len(earlier):
                 continue  # heard before
-            self._parts[id] = _rolled(whole)
-            self._parts.move_to_end(id)
-            if len(self._parts) > PARTS_KEPT:
-                self._parts.popitem(last=False)
+            self._parts.put(id, _rolled(whole))
             image = _trimmed(whole)
             if image is not None:
                 self._put(id, image)
 
     def _put(self, id: str, image: Image) -> None:
-        known = self._images.get(id)
+        known = self._images.use(id)
         if known is None or image.length > known.length:
-            self._images[id] = image
+            self._images.put(id, image)
             if len(self.placeholders) < PLACEHOLDERS_MAX:
                 self.placeholders.add(image.token)
-        self._images.move_to_end(id)
-        if len(self._images) > KEPT:
-            self._images.popitem(last=False)
 
 
 def _trimmed(whole: list[int]) -> Image | None:

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, Target
 from penstock.router.kv_index.worker_bitmap import GONE, bits
 
@@ -47,12 +48,16 @@ class Indexer(Protocol[Answer_co]):
         """Return how many (target, block) pairs are held."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
+    def snapshot(self) -> msgspec.Struct:
+        """Return the state."""
         ...
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data.
+
+        Raises:
+            msgspec.ValidationError: it is not the state of such an index.
+        """
         ...
 
     def check(self) -> None:

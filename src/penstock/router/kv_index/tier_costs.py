@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.indexer import Column, HeldBlocks
@@ -79,11 +78,10 @@ class TierCosts:
             self._columns = place, np.array(found, dtype=float).T
         return self._columns[1]
 
-    def snapshot(self) -> Snapshot:
-        """Return the state as plain data."""
-        return {worker: msgspec.to_builtins(costs) for worker, costs in self.costs.items()}
+    def snapshot(self) -> dict[WorkerId, LoadCosts]:
+        """Return the state."""
+        return self.costs
 
-    def restore(self, state: Snapshot) -> None:
-        """Become what `snapshot` wrote."""
-        self.costs = {WorkerId(worker): msgspec.convert(costs, LoadCosts) for worker, costs in state.items()}
-        self._columns = None
+    def restore(self, state: dict[WorkerId, LoadCosts]) -> None:
+        """Become what has this state."""
+        self.costs, self._columns = state, None

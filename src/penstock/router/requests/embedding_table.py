@@ -4,11 +4,9 @@ An entry is by content, so that the same image is encoded once, whoever asks. It
 store has dropped an embedding, the worker that needs it encodes by itself.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
-from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Snapshot
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.values import MediaItem
 
 EMBEDDING_BYTES = 8192
@@ -17,16 +15,11 @@ TOKENS_USUAL = 1024
 """Tokens that a medium counts as until an engine's own events have said how many it takes."""
 
 
-class EmbeddingTable:
-    """The embeddings of one model, the latest ones, within a number of bytes."""
+class EmbeddingTable(BoundedTable[str, int]):
+    """The embeddings of one model, the latest ones, within a number of bytes: what each takes by its content's id."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes = 0
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        super().__init__(bytes_max=bytes_max, bytes_of=_bytes_of)
 
     def missing(self, items: Sequence[MediaItem]) -> list[int]:
         """Return the places of the items to encode; what comes twice is encoded once."""
@@ -37,8 +30,7 @@ class EmbeddingTable:
                 if item.id in seen:
                     continue
                 seen.add(item.id)
-                if item.id in self._sizes:
-                    self._sizes.move_to_end(item.id)
+                if self.use(item.id) is not None:
                     continue
             found.append(place)
         return found
@@ -46,23 +38,9 @@ class EmbeddingTable:
     def add(self, items: Sequence[MediaItem]) -> None:
         """These have been encoded."""
         for item in items:
-            if item.id is None:
-                continue
-            size = (item.tokens or TOKENS_USUAL) * EMBEDDING_BYTES
-            self.bytes += size - self._sizes.pop(item.id, 0)
-            self._sizes[item.id] = size
-        while self.bytes > self.bytes_max:
-            _, size = self._sizes.popitem(last=False)
-            self.bytes -= size
+            if item.id is not None:
+                self.put(item.id, (item.tokens or TOKENS_USUAL) * EMBEDDING_BYTES)
 
-    def snapshot(self) -> Snapshot:
-        return {"held": list(self._sizes.items())}
 
-    def restore(self, state: Snapshot) -> None:
-        self._sizes = OrderedDict((id, size) for id, size in state["held"])
-        self.bytes = sum(self._sizes.values())
-
-    def check(self) -> None:
-        """Raise `InvariantError` where the sizes do not add up."""
-        if self.bytes != sum(self._sizes.values()) or self.bytes > max(0, self.bytes_max):
-            raise InvariantError(f"embeddings of {self.bytes} bytes are counted, of at most {self.bytes_max}")
+def _bytes_of(id: str, size: int) -> int:
+    return size

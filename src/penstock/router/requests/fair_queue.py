@@ -18,9 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot, nanos, seconds
+from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import WorkerCard
-from penstock.router.requests.request_queue import QueuedRequest, RequestQueue
+from penstock.router.requests.request_queue import QueuedRequest, QueueState, RequestQueue
 from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.settings import QueueSettings
 from penstock.router.workers.active_sequences import TargetLoad
@@ -81,6 +81,11 @@ class DecayingSum:
     def __init__(self, sum: float = 0.0, at: Nanos = 0) -> None:
         self.sum = sum
         self.at = at
+
+    @property
+    def parts(self) -> tuple[float, Nanos]:
+        """The sum as it was, and when."""
+        return self.sum, self.at
 
     def value(self, now: Nanos) -> float:
         """Return the sum as it is now."""
@@ -278,43 +283,37 @@ class FairQueue(RequestQueue):
 
     # --- machine duties ----------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "waiting": [msgspec.to_builtins(waiting) for waiting in self],
-            "due": 0,
-            "clock": self._clock,
-            "finish": dict(self._finish),
-            "serving": dict(self.serving),
-            "asked": {tenant: [each.sum, each.at] for tenant, each in self._demand.items()},
-            "used": {tenant: [each.sum, each.at] for tenant, each in self._used.items()},
-            "paced": dict(self._paced),
-            "crowding": dict(self._crowding),
-            "full": [self._full.sum, self._full.at],
-            "arrivals": [self._arrivals.sum, self._arrivals.at],
-            "began": self._began,
-            "outputs": dict(self._outputs),
-            "kicked": self.kicked,
-            "dues": {tenant: queue.snapshot()["due"] for tenant, queue in self._queues.items()},
-        }
+    def snapshot(self) -> QueueState:
+        return QueueState(
+            waiting=list(self),
+            dues={tenant: queue.snapshot().due for tenant, queue in self._queues.items()},
+            clock=self._clock,
+            finish=self._finish,
+            serving=self.serving,
+            demand={tenant: each.parts for tenant, each in self._demand.items()},
+            used={tenant: each.parts for tenant, each in self._used.items()},
+            paced=self._paced,
+            crowding=self._crowding,
+            full=self._full.parts,
+            arrivals=self._arrivals.parts,
+            began=self._began,
+            outputs=self._outputs,
+            kicked=self.kicked,
+        )
 
-    def restore(self, state: Snapshot) -> None:
+    def restore(self, state: QueueState) -> None:
         self.__init__(self._settings)  # type: ignore[misc]
-        for raw in state["waiting"]:
-            waiting = msgspec.convert(raw, QueuedRequest)
+        for waiting in state.waiting:
             self.add(msgspec.structs.replace(waiting, tenant=self.name(waiting.tenant)))
-        for tenant, due in state.get("dues", {}).items():
+        for tenant, due in state.dues.items():
             if tenant in self._queues:
                 self._queues[tenant].owe(due)
-        self._clock = state.get("clock", 0.0)
-        self._finish = dict(state.get("finish", {}))
-        self.serving = dict(state.get("serving", {}))
-        self._demand = {tenant: DecayingSum(*each) for tenant, each in state.get("asked", {}).items()}
-        self._used = {tenant: DecayingSum(*each) for tenant, each in state.get("used", {}).items()}
-        self._paced, self._crowding = dict(state.get("paced", {})), dict(state.get("crowding", {}))
-        self._full, self._arrivals = DecayingSum(*state.get("full", ())), DecayingSum(*state.get("arrivals", ()))
-        self._began = state.get("began")
-        self._outputs = dict(state.get("outputs", {}))
-        self.kicked = state.get("kicked", False)
+        self._clock, self._finish, self.serving = state.clock, state.finish, state.serving
+        self._demand = {tenant: DecayingSum(*parts) for tenant, parts in state.demand.items()}
+        self._used = {tenant: DecayingSum(*parts) for tenant, parts in state.used.items()}
+        self._paced, self._crowding, self._began = state.paced, state.crowding, state.began
+        self._full, self._arrivals = DecayingSum(*state.full), DecayingSum(*state.arrivals)
+        self._outputs, self.kicked = state.outputs, state.kicked
 
     def check(self) -> None:
         for queue in self._queues.values():

@@ -1,9 +1,11 @@
 """Program habits: how long the answers of a program are, and how long its sessions pause between two requests."""
 
 import math
-from typing import Any
 
-from penstock.kernel.machine import SECOND, Nanos
+import msgspec
+
+from penstock.kernel.bounded_table import BoundedTable
+from penstock.kernel.machine import SECOND, Nanos, state_of, take_state
 from penstock.kernel.values import WorkerId
 
 PROGRAMS_MAX = 4096
@@ -19,17 +21,31 @@ LEAD = 2.0
 """Seconds before the expected request at which its blocks are brought up: 14 GB from one NVMe drive."""
 
 
+Mean = tuple[float, int]
+"""(mean, observations)"""
+
+
+class HabitsState(msgspec.Struct):
+    """State of `ProgramHabits`."""
+
+    _outputs: list[tuple[str, Mean]]
+    _pauses: list[tuple[str, Mean]]
+    _ended: list[tuple[str, Nanos]]
+    _awaited: list[tuple[str, WorkerId]]
+    awaited: dict[str, int]
+
+
 class ProgramHabits:
     """What was learnt of programs; of a session that belongs to none, by itself."""
 
     def __init__(self) -> None:
-        self._outputs: dict[str, tuple[float, int]] = {}
-        """program -> (mean output tokens, observations)"""
-        self._pauses: dict[str, tuple[float, int]] = {}
-        """program -> (mean logarithm of a pause in seconds, observations)"""
-        self._ended: dict[str, Nanos] = {}
+        self._outputs: BoundedTable[str, Mean] = BoundedTable(PROGRAMS_MAX)
+        """program -> output tokens"""
+        self._pauses: BoundedTable[str, Mean] = BoundedTable(PROGRAMS_MAX)
+        """program -> logarithm of a pause in seconds"""
+        self._ended: BoundedTable[str, Nanos] = BoundedTable(PROGRAMS_MAX)
         """session -> when its last answer ended"""
-        self._awaited: dict[str, WorkerId] = {}
+        self._awaited: BoundedTable[str, WorkerId] = BoundedTable(PROGRAMS_MAX)
         """session -> worker whose tiers were told of its next request"""
         self.awaited = {"home": 0, "elsewhere": 0}
         """Next requests of such sessions that came to that worker, and that went to another one."""
@@ -40,25 +56,21 @@ class ProgramHabits:
 
     def ended(self, session: str, now: Nanos) -> None:
         """A session has its answer; it pauses now."""
-        self._ended.pop(session, None)
-        self._ended[session] = now
-        _bound(self._ended)
+        self._ended.put(session, now)
 
     def returned(self, session: str, program: str, now: Nanos) -> None:
         """A session has another request: learn how long it paused."""
-        ended = self._ended.pop(session, None)
+        ended = self._ended.pop(session)
         if ended is not None:
             _learn(self._pauses, program, math.log(max(1e-3, (now - ended) / SECOND)))
 
     def awaits(self, session: str, worker: WorkerId) -> None:
         """A worker's tiers bring a session's blocks up when its next request is likely."""
-        self._awaited.pop(session, None)
-        self._awaited[session] = worker
-        _bound(self._awaited)
+        self._awaited.put(session, worker)
 
     def placed(self, session: str, worker: WorkerId) -> WorkerId | None:
         """A session's next request goes to a worker: return the other one that was told of it in vain, if any."""
-        home = self._awaited.pop(session, None)
+        home = self._awaited.pop(session)
         if home is None:
             return None
         self.awaited["home" if home == worker else "elsewhere"] += 1
@@ -66,25 +78,19 @@ class ProgramHabits:
 
     def output(self, program: str) -> float | None:
         """Return the mean output tokens of a program, or None where little is known."""
-        mean, count = self._outputs.get(program, (0.0, 0))
+        mean, count = self._outputs.get(program) or (0.0, 0)
         return mean if count >= LEAST else None
 
     def pause(self, program: str) -> float | None:
         """Return the typical pause in seconds (the geometric mean), or None where little is known."""
-        mean, count = self._pauses.get(program, (0.0, 0))
+        mean, count = self._pauses.get(program) or (0.0, 0)
         return math.exp(mean) if count >= LEAST else None
 
-    def snapshot(self) -> list[Any]:
-        tables: list[dict[str, tuple[float, int]]] = [self._outputs, self._pauses]
-        lists = [list(table.items()) for table in (self._ended, self._awaited, self.awaited)]
-        return [[[name, *value] for name, value in table.items()] for table in tables] + lists
+    def snapshot(self) -> HabitsState:
+        return state_of(self, HabitsState)
 
-    def restore(self, state: list[Any]) -> None:
-        outputs, pauses, ended, waiting, awaited = state
-        self._outputs = {name: (mean, count) for name, mean, count in outputs}
-        self._pauses = {name: (mean, count) for name, mean, count in pauses}
-        self._ended = dict(ended)
-        self._awaited, self.awaited = dict(waiting), dict(awaited)
+    def restore(self, state: HabitsState) -> None:
+        take_state(self, state)
 
 
 def prefetch_after(pause: float) -> float | None:
@@ -92,13 +98,7 @@ def prefetch_after(pause: float) -> float | None:
     return None if pause < PAUSE_MIN else max(0.0, pause - LEAD)
 
 
-def _learn(table: dict[str, tuple[float, int]], name: str, value: float) -> None:
-    mean, count = table.pop(name, (0.0, 0))
+def _learn(table: BoundedTable[str, Mean], name: str, value: float) -> None:
+    mean, count = table.get(name) or (0.0, 0)
     count += 1
-    table[name] = (mean + max(1.0 / count, WEIGHT) * (value - mean), count)
-    _bound(table)
-
-
-def _bound(table: dict[str, Any]) -> None:
-    if len(table) > PROGRAMS_MAX:
-        del table[next(iter(table))]
+    table.put(name, (mean + max(1.0 / count, WEIGHT) * (value - mean), count))

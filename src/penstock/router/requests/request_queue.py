@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import SECOND, Nanos, Snapshot, nanos
+from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.settings import QueuePolicy, QueueSettings
 
@@ -30,6 +30,30 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     """Whose share it is of, where router.queue.shares has any."""
     work: int = 0
     """Tokens of the prompt and of the expected output, where there are shares."""
+
+
+Sum = tuple[float, Nanos]
+"""A sum that fades: (as it was, when)."""
+
+
+class QueueState(msgspec.Struct):
+    """State of a queue; all behind ``due`` is of one where tenants have shares (`FairQueue`), by tenant."""
+
+    waiting: list[QueuedRequest]
+    due: int = 0
+    dues: dict[str, int] = {}
+    clock: float = 0.0
+    finish: dict[str, float] = {}
+    serving: dict[str, int] = {}
+    demand: dict[str, Sum] = {}
+    used: dict[str, Sum] = {}
+    paced: dict[str, Nanos] = {}
+    crowding: dict[str, Nanos] = {}
+    full: Sum = (0.0, 0)
+    arrivals: Sum = (0.0, 0)
+    began: Nanos | None = None
+    outputs: dict[str, float] = {}
+    kicked: bool = False
 
 
 Score = Callable[[QueuedRequest], float]
@@ -143,14 +167,14 @@ class RequestQueue:
         """Take over the share of the starved as it stood."""
         self._due = due
 
-    def snapshot(self) -> Snapshot:
-        return {"waiting": [msgspec.to_builtins(waiting) for waiting in self], "due": self._due}
+    def snapshot(self) -> QueueState:
+        return QueueState(waiting=list(self), due=self._due)
 
-    def restore(self, state: Snapshot) -> None:
+    def restore(self, state: QueueState) -> None:
         self.__init__(self._settings)  # type: ignore[misc]
-        self._due = state["due"]
-        for raw in state["waiting"]:
-            self.add(msgspec.convert(raw, QueuedRequest))
+        self._due = state.due
+        for waiting in state.waiting:
+            self.add(waiting)
 
     def check(self) -> None:
         if sum(len(m) for m in self._classes.values()) != len(self.waiting):

@@ -8,16 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
-from penstock.kernel.values import RequestId, Target, plain
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import RequestId, Target
 from penstock.router.kv_index.indexer import Column, column_of
 from penstock.router.kv_index.prefix_depth import depth_of
-from penstock.router.workers.active import Active
+from penstock.router.workers.active import Active, ActiveState
 
 
 class TargetLoad:
@@ -307,23 +306,15 @@ class ActiveSequences:
         for owner, request in [key for key in self._requests if key[0] == router]:
             self.end(request, owner)
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "expired": self.expired,
-            "sweeping": self.sweeping,
-            "requests": [
-                [router, request, msgspec.to_builtins(active, enc_hook=plain)]
-                for (router, request), active in self._requests.items()
-            ],
-        }
+    def snapshot(self) -> ActiveState:
+        return ActiveState(self.expired, self.sweeping, self._requests)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._requests.clear()
+    def restore(self, state: ActiveState) -> None:
+        self._requests = {}
         self._loads.clear()
         self._columns.clear()
         self._users = None
-        for router, request, raw in state["requests"]:
-            active = msgspec.convert(raw, Active)
+        for (router, request), active in state.requests.items():
             self.place(
                 request,
                 active.target,
@@ -335,8 +326,7 @@ class ActiveSequences:
                 osl_blocks=active.osl_blocks,
             )
             self.grown(request, active.output_blocks, active.touched, router)
-        self.expired = state["expired"]
-        self.sweeping = state["sweeping"]
+        self.expired, self.sweeping = state.expired, state.sweeping
 
     def check(self) -> None:
         """Recount every load from the requests."""

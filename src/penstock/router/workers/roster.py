@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos, state_of, take_state
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Excluded
 from penstock.router.workers.circuit_breaker import CircuitBreaker
@@ -70,8 +70,16 @@ def _targets(worker: WorkerId, ranks: int) -> tuple[Target, ...]:
     return tuple(Target(worker, rank) for rank in range(ranks))
 
 
-def _place(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, RosterWorker]]]:
+def _candidates_of(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, RosterWorker]]]:
     return worker, [(target, worker) for target in worker.targets]
+
+
+class RosterState(msgspec.Struct):
+    """State of a `Roster`."""
+
+    workers: dict[WorkerId, RosterWorker]
+    epochs: dict[WorkerId, int]
+    stale: int
 
 
 class UsualCandidates(NamedTuple):
@@ -151,7 +159,7 @@ class Roster:
         self.changed()
         worker = RosterWorker(card, "ready" if ready else "joined", now)
         self.workers[card.id] = worker
-        self.places[card.id] = _place(worker)
+        self.places[card.id] = _candidates_of(worker)
         self.epochs[card.id] = card.epoch
         return worker
 
@@ -160,7 +168,7 @@ class Roster:
         self.changed()
         worker = self.workers[card.id]
         worker.card, worker.state, worker.since = card, "ready" if ready else "joined", now
-        self.places[card.id] = _place(worker)
+        self.places[card.id] = _candidates_of(worker)
         self.epochs[card.id] = card.epoch
 
     def move(self, worker: WorkerId, epoch: int, move: Move, now: Nanos) -> bool:
@@ -189,19 +197,12 @@ class Roster:
         del self.workers[worker], self.places[worker]
         return found
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "workers": [msgspec.to_builtins(worker) for worker in self.workers.values()],
-            "epochs": dict(self.epochs),
-            "stale": self.stale,
-        }
+    def snapshot(self) -> RosterState:
+        return state_of(self, RosterState)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        workers = [msgspec.convert(raw, RosterWorker) for raw in state["workers"]]
-        self.workers = {worker.card.id: worker for worker in workers}
-        self.places = {worker.card.id: _place(worker) for worker in workers}
-        self.epochs = dict(state["epochs"])
-        self.stale = state["stale"]
+    def restore(self, state: RosterState) -> None:
+        take_state(self, state)
+        self.places = {id: _candidates_of(worker) for id, worker in self.workers.items()}
         self.changed()
 
     def check(self) -> None:
