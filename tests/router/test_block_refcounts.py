@@ -109,7 +109,7 @@ def test_the_router_knows_which_engines_announce_copies(engine, held):
     router.handle(0, WorkerJoined(card=card))
     events = [stored((1,), 0, False), stored((1,), 0, False), removed((1,))]
     router.handle(1, KvObserved(worker=card.id, rank=0, epoch=1, sequence=0, events=events))
-    index = router.pools["m"].exact
+    index = router.pools["m"].index.exact
     assert index is not None and index.resident(COPYING) == held
 
 

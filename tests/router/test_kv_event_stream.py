@@ -550,6 +550,6 @@ def test_routing_history_adds_nothing_to_a_late_listeners_events() -> None:
     pool, tokens = world.router.pools["m"], prompt(3, 64)
     first = only(world.post(arrived("r", tokens)), Dispatch)
     world.post(Finished(id=first.id, attempt=1, tokens=1))
-    assert pool.kv_state(first.target) == "late"
-    held = pool.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
+    assert pool.index.kv_state(first.target) == "late"
+    held = pool.index.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
     assert held == {}, "its events say nothing of it, and they came since before we asked"

@@ -115,7 +115,7 @@ def test_rows_and_columns_agree_to_the_last_bit(settings: dict[str, Any]) -> Non
     affinity = AffinitySettings(mode="soft")
     decisions = []
     for limit in (24, 1000):
-        with mock.patch("penstock.router.model_pool.COLUMNS_MIN", limit):
+        with mock.patch("penstock.router.selection.select.COLUMNS_MIN", limit):
             world = fleet(40, plugins=plugins, affinity=affinity, **settings)
             for number in range(60):
                 wish = Preferences(session=f"s{number % 7}")

@@ -35,7 +35,8 @@ def router_book(router: Router) -> MachineBook:
     def seconds() -> float:
         found = 0.0  # what it knows of caches is nearly all of it
         for pool in router.pools.values():
-            for index, each in ((pool.exact, PER_EXACT), (pool.history, PER_GUESSED), (pool.predicted, PER_GUESSED)):
+            for index in (pool.index.exact, pool.index.history, pool.index.predicted):
+                each = PER_EXACT if index is pool.index.exact else PER_GUESSED
                 found += 0.0 if index is None else len(index) * each
         return found
 

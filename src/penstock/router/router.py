@@ -162,8 +162,8 @@ class Router(RouterState):
         for model, pool in self.pools.items():
             pool.check()
             mine = [request for request in self.requests.values() if request.event.model == model]
-            if sum(request.counted for request in mine) != pool.inflight:
-                raise InvariantError(f"{model}: {len(mine)} open requests, {pool.inflight} counted")
+            if sum(request.counted for request in mine) != pool.counts.inflight:
+                raise InvariantError(f"{model}: {len(mine)} open requests, {pool.counts.inflight} counted")
             if {request.id for request in mine if request.on_worker} != pool.active.own():
                 raise InvariantError(f"{model}: requests on workers and active sequences differ")
             if {request.id for request in mine if request.remote is not None} != pool.active.own(STAGE):

@@ -55,7 +55,7 @@ class RouterState:
 
     def make_pool(self, model: str) -> ModelPool:
         """Keep state for a model from now on."""
-        pool = self.pools[model] = ModelPool(model, self.started, self.rng, self.form)
+        pool = self.pools[model] = ModelPool(model, self.started, self.form)
         if self.settings is not self.started:
             pool.use(self.settings)
         return pool
@@ -138,7 +138,7 @@ class RouterState:
                 self.out.append(AdapterChange(card=card, load=event.adapter, unload=unloaded))
         if not osl and self.settings.expect_output:
             osl = round(pool.expected_output(event.preferences) or 0)
-        left = -(-max(0, osl - request.tokens) // pool.block_size)
+        left = -(-max(0, osl - request.tokens) // pool.index.block_size)
         pool.active.place(
             event.id,
             target,

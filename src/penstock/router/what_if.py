@@ -135,7 +135,7 @@ class WhatIf:
         if asked is None:
             return None
         choice, was = asked
-        line = router.pools[event.model].fit.line()
+        line = router.pools[event.model].speeds.fit.line()
 
         def ttft(ahead: int) -> float | None:
             return None if line is None else line[0] + line[1] * ahead

@@ -372,7 +372,7 @@ class EffectHandlers:
     def _kv_changed(self, now: Nanos, sender: str, effect: engine.KvChanged) -> Iterable[Answer]:
         worker = self._fleet.workers.get(WorkerId(sender))
         pool = self._router.pools.get(self._plan.model)
-        if worker is None or pool is None or pool.exact is None:
+        if worker is None or pool is None or pool.index.exact is None:
             return ()  # no listener: without a weight on overlap no index is kept
         batch = routing.KvObserved(
             worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=effect.events

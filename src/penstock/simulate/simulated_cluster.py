@@ -182,7 +182,7 @@ class SimulatedCluster:
     def handoffs(self) -> dict[str, int]:
         """Return what became of prefills on workers of their own, as `penstock.router.model_pool` counts it."""
         pool = self.router.pools.get(self.plan.model)
-        return {} if pool is None or not pool.splits else dict(pool.handoffs)
+        return {} if pool is None or not pool.roles.splits else dict(pool.counts.handoffs)
 
     def media(self) -> dict[str, int]:
         """Return what became of images: encoded, found in an engine's own cache, and read from the store."""

@@ -3,10 +3,13 @@
 A module by itself, since one that defines a `msgspec.Struct` stays Python where the others are compiled.
 """
 
+from typing import Any
+
 import msgspec
 
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import KvEvent, Target, Tier
+from penstock.kernel.tiers.load_worth import LoadCosts
+from penstock.kernel.values import KvEvent, Target, Tier, WorkerId
 
 
 class SlotsState(msgspec.Struct):
@@ -98,3 +101,15 @@ class EventStreamState(msgspec.Struct):
     numbers: dict[str, int | bool | None]
     waiting: dict[int, list[KvEvent]]
     repeated: list[KvEvent] | None
+
+
+class PoolIndexState(msgspec.Struct):
+    """Of a `PoolIndex`. An index's own state is None where none is kept; each form of prompts has its own."""
+
+    block_size: int
+    block_size_known: bool
+    exact: Any
+    history: Any
+    predicted: Any
+    streams: dict[Target, EventStreamState]
+    tier_costs: dict[WorkerId, LoadCosts]

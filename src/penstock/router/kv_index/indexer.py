@@ -85,6 +85,10 @@ class HeldBlocks(NamedTuple):
         return self.device + self.host + self.disk
 
 
+NOTHING = HeldBlocks(source="none")
+"""What a target holds that is known to hold nothing."""
+
+
 class Stretch(NamedTuple):
     """Workers (``mask``) that hold the same of a prompt."""
 

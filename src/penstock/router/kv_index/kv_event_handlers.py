@@ -44,10 +44,10 @@ def compared(core: RouterState, pool: ModelPool, target: Target, believed: Belie
     What took the place of its own new blocks went after the engine had looked for the prompt; the rest may have gone
     before.
     """
-    stream = pool.streams.get(target)
+    stream = pool.index.streams.get(target)
     if stream is not None:
-        evicted = max(0, stream.removed - believed.removed - (isl - had) // pool.block_size)
-        _apply(core, pool, target, stream.compared(believed.tokens, had, evicted, pool.block_size))
+        evicted = max(0, stream.removed - believed.removed - (isl - had) // pool.index.block_size)
+        _apply(core, pool, target, stream.compared(believed.tokens, had, evicted, pool.index.block_size))
 
 
 def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEventStream | None, ModelPool | None]:
@@ -57,18 +57,18 @@ def _stream(core: RouterState, target: Target, epoch: int | None) -> tuple[KvEve
         core.dropped += 1
         return None, None
     pool = core.pools[worker.card.model]
-    return pool.streams.get(target), pool
+    return pool.index.streams.get(target), pool
 
 
 def _apply(core: RouterState, pool: ModelPool, target: Target, outcome: StreamOutcome) -> None:
     """Carry a stream's verdict into the index, in order, and ask for what is missing."""
-    assert pool.exact is not None
-    stream = pool.streams[target]
+    assert pool.index.exact is not None
+    stream = pool.index.streams[target]
     if outcome.clear:
-        pool.exact.clear(target)
+        pool.index.exact.clear(target)
         stream.removed += ALL
     for event in outcome.events:
-        pool.exact.apply(target, event)
+        pool.index.exact.apply(target, event)
         if isinstance(event, KvRemoved):
             stream.removed += ALL if event.window else len(event.hashes)  # one of a window may cost a whole prefix
         elif isinstance(event, KvCleared):

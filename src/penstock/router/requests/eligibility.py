@@ -50,7 +50,7 @@ def eligible(
     pin = pin_of(core, request, stage)
     picky = pin is not None or wish.allowed is not None or event.adapter is not None
     isl = request.prompt.isl
-    if doubts and pool.plain and not picky and wish.rank is None and not request.tried:
+    if doubts and pool.roles.plain and not picky and wish.rank is None and not request.tried:
         usual = core.roster.usual(model)
         if usual is not None and isl < usual.isl_max:
             split = Eligible(usual.targets, usual.excluded, False)
@@ -59,7 +59,7 @@ def eligible(
         card = worker.card
         if card.model != model:
             continue
-        if not pool.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
+        if not pool.roles.plain and not _does(pool, worker, stage) and not (event.whole and pin == card.id):
             continue
         # All of the fleet may pass here with every request: the usual answer takes no call.
         plain = worker.state == "ready" and not worker.cordons and not worker.doubts and worker.breaker.until is None
@@ -140,7 +140,7 @@ def _does(pool: ModelPool, worker: RosterWorker, stage: Role) -> bool:
     role = worker.card.role
     if stage == "aggregated":
         return does_all(worker.card)
-    return pool.speaks(worker.card) if stage == "decode" else role == stage
+    return pool.roles.speaks(worker.card) if stage == "decode" else role == stage
 
 
 def pin_of(core: RouterState, request: RoutedRequest, stage: Role) -> WorkerId | None:

@@ -24,7 +24,7 @@ def hedge_wanted(core: RouterState, request: RoutedRequest, pool: ModelPool, now
         and not request.handed  # what a worker holds for it can be fetched only once
         and now >= request.placed + nanos(settings.after)
         and request.event.preferences.worker is None
-        and pool.hedges + 1 <= settings.share * pool.placements["aggregated"]
+        and pool.counts.hedges + 1 <= settings.share * pool.counts.placements["aggregated"]
     )
 
 

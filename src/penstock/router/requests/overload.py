@@ -11,6 +11,7 @@ from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Target
 from penstock.router.model_pool import ModelPool
 from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.selection.select import costs_of
 from penstock.router.settings import OverloadSettings
 from penstock.router.workers.roster import RosterWorker
 
@@ -67,10 +68,10 @@ def predicted_ttft(
 
     From a line fitted to the streams of this model: TTFT over prefill tokens ahead on the worker, its own included.
     """
-    line = pool.fit.line()
+    line = pool.speeds.fit.line()
     if line is None:
         return None
-    costs, _ = pool.costs(request, targets, now)
+    costs, _ = costs_of(pool, request, targets, now)
     new = [request.prompt.isl - cost.overlap_tokens for cost in costs]
     ahead = min(cost.active_prefill_tokens + own for cost, own in zip(costs, new, strict=True))
     return PredictedLatency(line[0] + line[1] * ahead, line[0] + line[1] * min(new))

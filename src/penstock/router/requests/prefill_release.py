@@ -28,11 +28,11 @@ def let_go(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
         return
     last = request.target.worker if request.target is not None else None
     taker = _taker(core, pool, last)
-    pool.handoffs["released"] += 1
+    pool.counts.handoffs["released"] += 1
     core.out.append(Release(id=request.id, attempt=remote.attempt, source=source, target=taker))
     if taker is None:
-        pool.pending_releases.append((request.id, remote.attempt, source))
-        del pool.pending_releases[:-OWED_MAX]
+        pool.roles.pending_releases.append((request.id, remote.attempt, source))
+        del pool.roles.pending_releases[:-OWED_MAX]
         core.note(
             "kv_stranded",
             f"{source.id} holds KV of request {request.id}, which no request needs, and no worker can fetch it",
@@ -43,10 +43,10 @@ def let_go(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
 
 def settle(core: RouterState, pool: ModelPool) -> None:
     """A worker has come: let it fetch the KV that waits for its release."""
-    taker = _taker(core, pool, None) if pool.pending_releases else None
+    taker = _taker(core, pool, None) if pool.roles.pending_releases else None
     if taker is None:
         return
-    owed, pool.pending_releases = pool.pending_releases, []
+    owed, pool.roles.pending_releases = pool.roles.pending_releases, []
     for id, attempt, source in owed:
         holder = core.roster.get(source.id)
         if holder is not None and holder.card.incarnation == source.incarnation:
@@ -58,7 +58,7 @@ def _taker(core: RouterState, pool: ModelPool, last: WorkerId | None) -> WorkerC
     takers = [
         worker.card
         for worker in core.roster
-        if worker.card.model == pool.model and worker.state == "ready" and pool.speaks(worker.card)
+        if worker.card.model == pool.model and worker.state == "ready" and pool.roles.speaks(worker.card)
     ]
     return min(takers, key=lambda card: (card.id == last, card.role != "decode"), default=None)
 

@@ -37,8 +37,8 @@ def close(
         if request.work and pool.fair is not None:
             pool.fair.end(pool.fair.name(event.tenant), request.work, event.prompt.isl, request.tokens)
             core.freed[pool.model] = None
-        pool.inflight -= 1
-        pool.counts[outcome] += 1
+        pool.counts.inflight -= 1
+        pool.counts.outcomes[outcome] += 1
     core.waiting_for_worker.pop(event.id, None)
     if request.unproven is not None:
         settle_blame(core, now, request)

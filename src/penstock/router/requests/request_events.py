@@ -33,9 +33,10 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
         return
     request.counted = True
-    pool.inflight += 1
-    if pool.inflight > pool.inflight_max:
-        text = f"the limit is reached: {counted(pool.inflight_max, 'request')} of {event.model} running or waiting"
+    pool.counts.inflight += 1
+    if pool.counts.inflight > pool.roles.inflight_max:
+        most = counted(pool.roles.inflight_max, "request")
+        text = f"the limit is reached: {most} of {event.model} running or waiting"
         close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
     wish = event.preferences
@@ -55,9 +56,9 @@ def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
         if request.adapter_cold:
             pass
         elif request.transfer_blocks is None:
-            pool.fit.add(float(request.prefill_ahead), took)
+            pool.speeds.fit.add(float(request.prefill_ahead), took)
         else:
-            pool.bring.add(float(request.transfer_blocks), took)
+            pool.speeds.bring.add(float(request.transfer_blocks), took)
         _started(core, now, request)
 
 
@@ -77,7 +78,7 @@ def grown(core: RouterState, now: Nanos, event: Grown) -> None:
         return
     request.tokens = event.tokens
     pool = core.pools[request.event.model]
-    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.block_size, now)
+    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.index.block_size, now)
     core.publish(pool, event.id, "grown", request.target, tokens=event.tokens)
 
 
@@ -286,7 +287,7 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
             worker.breaker.answered = now
     if request.remote is not None and request.remote.done:
         handoff.arrived(core, request, pool)
-    pool.media["here"] += len(request.encode)
+    pool.counts.media["here"] += len(request.encode)
     request.encode = ()
 
 

@@ -29,7 +29,7 @@ from penstock.router.requests.routed_request import HEDGE, STAGE, Believed, Hedg
 from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.router_state import RouterState
 from penstock.router.selection.cost_table import candidates_of, cheapest_of, place_of, with_scores
-from penstock.router.selection.select import Selection, blind, discounted, pinned, select
+from penstock.router.selection.select import Selection, blind, costs_of, discounted, pinned, select
 from penstock.router.settings import Mode, OverloadSettings
 from penstock.router.workers.roster import RosterWorker
 
@@ -58,7 +58,7 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     elif step.source is not None:
         _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
     elif (limits := core.settings.overload) != NO_LIMITS and (full := refusal(limits, pool, request, targets, now)):
-        pool.refuse(full.limit, now)
+        pool.counts.refuse(full.limit, now)
         wait = full.retry_after
         close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=wait, code=OVERLOADED)
     elif request.event.preferences.if_cached and (text := _uncached(core, request, pool, step, now)):
@@ -154,13 +154,13 @@ def _must_wait(
 def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
     """Return the tokens that a request is expected to take: its prompt and its output."""
     event, osl = request.event, request.event.preferences.osl
-    return event.prompt.isl + (fair.output(fair.name(event.tenant), pool.output_mean) if osl is None else osl)
+    return event.prompt.isl + (fair.output(fair.name(event.tenant), pool.counts.output_mean) if osl is None else osl)
 
 
 def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """End a request that no worker can take; the outcome depends on the party at fault."""
     wish = request.event.preferences
-    if request.awaits_adapter and len(core.waiting_for_worker) < pool.waiting_max:
+    if request.awaits_adapter and len(core.waiting_for_worker) < pool.roles.waiting_max:
         return _strand(core, now, request, core.settings.queue.wait_max)
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
@@ -177,11 +177,11 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         text = f"pinned worker {wish.worker!r} does not serve {pool.model}; its workers: {known}"
         close(core, now, request, "rejected", "client", 400, text)
         return
-    reasons = step.eligible.reasons or f"none {f'to {step.stage} ' if pool.paired else ''}has joined"
+    reasons = step.eligible.reasons or f"none {f'to {step.stage} ' if pool.roles.paired else ''}has joined"
     settings = core.settings.queue
     if step.eligible.by_preference:
         close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
-    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.waiting_max:
+    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.roles.waiting_max:
         _strand(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
@@ -194,7 +194,7 @@ def _uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: 
         return ""  # it was promised an answer before
     if step.stage not in FINAL:
         return f"another worker would have to do its prefill: {request.flow}"
-    costs, _ = pool.costs(request, step.eligible.targets, now, step.stage)
+    costs, _ = costs_of(pool, request, step.eligible.targets, now, step.stage)
     most = max(costs, key=lambda cost: cost.overlap_tokens)
     new, limit = request.prompt.isl - most.overlap_tokens, core.settings.handoff.new_tokens_max
     if new < limit and new < NEW_SHARE_MAX * request.prompt.isl:
@@ -228,16 +228,16 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     tenant, work = "", 0
     if pool.fair is not None:
         tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
-        room = pool.fair.room(tenant, pool.waiting_max)
+        room = pool.fair.room(tenant, pool.roles.waiting_max)
         if pool.fair.waits(tenant) >= room:
             text = f"this tenant's share of the queue is full: {counted(room, 'request')} waiting"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
             return
-    if len(pool.queue) >= pool.waiting_max:
+    if len(pool.queue) >= pool.roles.waiting_max:
         text = f"the queue of {pool.model} is full: {counted(len(pool.queue), 'request')} waiting"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
-    held = pool.overlaps(request.prompt, now).values()
+    held = pool.index.overlaps(request.prompt, now).values()
     best = max((overlap.total for overlap in held), default=0)
     request.step("queue")
     request.queued_since = now
@@ -250,7 +250,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
             priority=wish.priority,
             strict=wish.strict,
             deadline=request.deadline,
-            new_tokens=max(0, request.prompt.isl - best * pool.block_size),
+            new_tokens=max(0, request.prompt.isl - best * pool.index.block_size),
             tenant=tenant,
             work=work,
         )
@@ -292,12 +292,12 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
         request.believed = None
-        stream = pool.streams.get(cost.target)
+        stream = pool.index.streams.get(cost.target)
         if stream is not None and (cost.index == "exact" or (cost.index == "none" and stream.state != "exact")):
-            tokens = min(cost.overlap_blocks * pool.block_size, cost.overlap_tokens)
+            tokens = min(cost.overlap_blocks * pool.index.block_size, cost.overlap_tokens)
             request.believed = Believed(tokens, stream.removed)
         request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
-    pool.placements[stage] += 1
+    pool.counts.placements[stage] += 1
     cached = cost.overlap_tokens if handoff is None else prompt.isl
     core.load(request, pool, cost.target, cached=cached, unhashed_blocks=unhashed_blocks, now=now)
     _send(core, now, request, pool, choice, costs, step, handoff)
@@ -331,9 +331,9 @@ def _begin_stage(
         prefill_ahead=cost.active_prefill_tokens + request.prompt.isl - cost.overlap_tokens,
         leg=len(request.legs),
     )
-    pool.placements[step.stage] += 1
+    pool.counts.placements[step.stage] += 1
     if step.stage == "encode":
-        pool.media["cached"] += request.media_cached or 0
+        pool.counts.media["cached"] += request.media_cached or 0
         pool.encoding[request.id] = cost.target
     core.load(
         request, pool, cost.target, cached=cost.overlap_tokens, unhashed_blocks=unhashed_blocks, now=now, owner=STAGE
@@ -341,8 +341,8 @@ def _begin_stage(
     _send(core, now, request, pool, choice, costs, step, remote.handoff)
     if step.stage == "prefill":
         request.expected_cached = cost.overlap_tokens
-        pool.handoffs["remote"] += 1
-        pool.earn_fallback()
+        pool.counts.handoffs["remote"] += 1
+        pool.roles.earn_fallback()
     if step.stage != "prefill" or protocol not in AT_ONCE:
         request.step("stage")
         return
@@ -383,7 +383,7 @@ def _decide(
     if step.stage == "encode":
         # Every router chooses the same worker for the same content: its own cache has it if it was asked just now.
         place = _encoder(core, request, pool, targets)
-        costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
+        costs, unhashed_blocks = costs_of(pool, request, targets[place : place + 1], now, step.stage, step.source)
         return (
             Selection(costs[0], f"of {len(targets)} encode workers, the one for this content"),
             costs,
@@ -391,10 +391,10 @@ def _decide(
         )
     if mode in BLIND and not _directed(core, request):
         # No costs are compared: only what is chosen is priced, so that a decision costs the same over any fleet.
-        place, because = blind(mode, len(targets), core.rng, pool.placements[step.stage])
-        costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
+        place, because = blind(mode, len(targets), core.rng, pool.counts.placements[step.stage])
+        costs, unhashed_blocks = costs_of(pool, request, targets[place : place + 1], now, step.stage, step.source)
         return Selection(costs[0], because), costs, unhashed_blocks
-    costs, unhashed_blocks = pool.costs(request, targets, now, step.stage, step.source)
+    costs, unhashed_blocks = costs_of(pool, request, targets, now, step.stage, step.source)
     choice, costs = _choose(core, request, pool, costs, now, step.stage, mode)
     return choice, costs, unhashed_blocks
 
@@ -426,7 +426,7 @@ def preview(core: RouterState, request: RoutedRequest, was: Dispatch, now: Nanos
     if not mine:
         return None
     choice, _, _ = _decide(core, request, pool, step, now)
-    return None if choice is None else (choice, pool.costs(request, mine, now, step.stage, source)[0][0])
+    return None if choice is None else (choice, costs_of(pool, request, mine, now, step.stage, source)[0][0])
 
 
 def _directed(core: RouterState, request: RoutedRequest) -> bool:
@@ -447,12 +447,12 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
         targets = [pair for pair in targets if not pool.adapters.seconds(pair[0].worker, adapter)]
     if not targets or _all_busy(core, pool, targets):
         return
-    costs, unhashed_blocks = pool.costs(request, targets, now)
+    costs, unhashed_blocks = costs_of(pool, request, targets, now)
     choice, costs = _choose(core, request, pool, costs, now, "aggregated", core.settings.mode)
     if choice is None:
         return
     cost = choice.cost
-    pool.hedges += 1
+    pool.counts.hedges += 1
     core.load(
         request, pool, cost.target, cached=cost.overlap_tokens, unhashed_blocks=unhashed_blocks, now=now, owner=HEDGE
     )
@@ -487,7 +487,7 @@ def _send(
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
     if step.stage != "encode":  # it computes no KV
-        pool.routed(target, prompt, now)
+        pool.index.routed(target, prompt, now)
     expects = event.preferences.next_in is not None or core.settings.prefetch
     final, session = step.stage in FINAL, event.preferences.session
     pause = core.expected_pause(request, pool) if expects and final else None
@@ -570,7 +570,7 @@ def _choose(
             costs = discounted(costs, home)
         elif home is not None and (place := place_of(costs, home)) is not None:
             return pinned(costs[place], f"session {wish.session} is at home on {home}"), costs
-    turn = pool.placements[stage]
+    turn = pool.counts.placements[stage]
     return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=turn), costs
 
 

@@ -23,7 +23,7 @@ lower tiers, and what the worker's KV in use adds to its decode steps over the e
 from collections.abc import Callable
 
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import HeldBlocks
+from penstock.router.kv_index.indexer import NOTHING, HeldBlocks
 from penstock.router.selection.candidate import Candidate, RequestDemand
 from penstock.router.settings import CostSettings
 
@@ -35,9 +35,6 @@ TRANSFER_MS_PER_BLOCK = 0.05
 PREFILL_TOKENS_PER_SECOND = 20_000.0
 """Prefill speed that is assumed until it has been measured; the tokens that a second of waiting for an adapter is worth
 in blocks."""
-
-NOTHING = HeldBlocks(source="none")
-"""What a target holds that is known to hold nothing."""
 
 
 CostFunction = Callable[[RequestDemand, Candidate, CostSettings], Cost]

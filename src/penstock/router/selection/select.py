@@ -1,22 +1,150 @@
-"""Selection modes: each chooses one of the candidates, by a pure function over their costs.
+"""Prices of a request's candidates, and the modes that choose one of them.
 
+`costs_of` prices candidates by what their caches hold and what they have to do (`penstock.router.selection.cost`);
 `select` works without any runtime: give it costs, a mode and a generator, and it returns the choice with its reason.
 """
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from penstock.kernel.values import Target
+from penstock.kernel.hashing import BYTES_PER_TOKEN, TEXT_BLOCK_BYTES
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Prompt, Role, Target, WorkerCard
 from penstock.router.events import Cost
-from penstock.router.selection.cost_table import CostTable, active_requests_of, cheapest_of, second_of, totals_of
+from penstock.router.kv_index.indexer import NOTHING
+from penstock.router.model_pool import ModelPool
+from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
+from penstock.router.selection.cost import COSTS
+from penstock.router.selection.cost_table import (
+    Candidates,
+    CostTable,
+    active_requests_of,
+    cheapest_of,
+    second_of,
+    totals_of,
+)
 from penstock.router.settings import Mode
+from penstock.router.workers.roster import RosterWorker
 
 SESSION_DISCOUNT = 0.3
 """Share of its cost that a soft session saves on its worker."""
+
+
+COLUMNS_MIN = 24
+"""Candidates from which on they are priced in columns: below, numpy's calls cost more than the candidates."""
+
+Targets = Sequence[tuple[Target, RosterWorker]]
+
+
+# --- prices ---------------------------------------------------------------------------------------------------------
+
+
+def costs_of(
+    pool: ModelPool,
+    request: RoutedRequest,
+    targets: Targets,
+    now: Nanos,
+    stage: Role = "aggregated",
+    source: WorkerCard | None = None,
+) -> tuple[Sequence[Cost], int]:
+    """Price every candidate; return the costs and the request's blocks without a hash.
+
+    Args:
+        stage: what the candidates would do.
+        source: the worker that holds the prompt's KV, for stage ``decode``.
+    """
+    prompt, preferences = request.prompt, request.event.preferences
+    settings = pool.stage_cost[stage]
+    size = TEXT_BLOCK_BYTES // BYTES_PER_TOKEN if prompt.estimated else pool.index.block_size
+    unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
+    many, load = len(targets) >= COLUMNS_MIN, pool.active.load
+    priced = [] if many else [(target, worker, load(target)) for target, worker in targets]
+    expected = pool.expected_output(preferences) if pool.settings.expect_output else preferences.osl
+    demand = RequestDemand(
+        prompt=prompt,
+        unhashed_blocks=unhashed_blocks,
+        block_size=size,
+        osl=pool.counts.output_mean if expected is None else float(expected),
+        least_prefill=min([used.prefill_tokens for _, _, used in priced], default=0),
+        overlap_credit=(settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit),
+        handed=source is not None,
+        ms_per_block=pool.speeds.ms_per_block if source is not None else 0.0,
+    )
+    adapter = request.event.adapter if pool.adapters.workers else None
+    usual = pool.speeds.usual(pool.settings.cost.kind)
+    far = partial(distance, pool.settings.handoff.distance, source) if source is not None else None
+    if many:
+        place, columns = _columns(pool, prompt, targets, now, stage, usual, far)
+        if adapter is not None:
+            seconds = [pool.adapters.seconds(target.worker, adapter) for target, _ in targets]
+            columns = columns._replace(adapter=np.array(seconds))
+        return CostTable(demand, settings, targets, place, columns), unhashed_blocks
+    price, overlaps = COSTS[settings.kind], pool.index.overlaps(prompt, now)
+    return [
+        price(
+            demand,
+            Candidate(
+                target,
+                overlaps.get(target, NOTHING),
+                used,
+                usual if worker.speed is None else pool.speeds.measured(worker.speed),
+                1.0 if far is None else far(worker.card),
+                0.0 if adapter is None else pool.adapters.seconds(target.worker, adapter),
+            ),
+            settings,
+        )
+        for target, worker, used in priced
+    ], unhashed_blocks
+
+
+def _columns(
+    pool: ModelPool,
+    prompt: Prompt,
+    targets: Targets,
+    now: Nanos,
+    stage: Role,
+    usual: Speed,
+    far: Callable[[WorkerCard], float] | None,
+) -> tuple[Mapping[Target, int], Candidates]:
+    """Return the place of each of many candidates, and what is known of them in columns."""
+    columns = pool.active.columns(stage, targets)
+    device, lower, source = pool.index.overlap_columns(prompt, columns.place, now)
+    speeds = msgspec.structs.astuple(usual)
+    if pool.settings.cost.kind == "latency":
+        own = [usual if worker.speed is None else pool.speeds.measured(worker.speed) for _, worker in targets]
+        speeds = tuple(np.array([msgspec.structs.astuple(speed) for speed in own]).T)
+    queued, requests, in_use = columns.numbers.copy()
+    return columns.place, Candidates(
+        queued,
+        requests,
+        in_use,
+        pool.active.shared(columns, prompt.blocks),
+        device,
+        lower,
+        source,
+        speeds,
+        1.0 if far is None else np.array([far(worker.card) for _, worker in targets]),
+    )
+
+
+def distance(weights: Mapping[str, float], one: WorkerCard, other: WorkerCard) -> float:
+    """Return how many times as much a transfer between two workers costs, by the labels in which they differ."""
+    times = 1.0
+    for label, weight in weights.items():
+        here, there = one.labels.get(label), other.labels.get(label)
+        if here is not None and there is not None and here != there:
+            times *= weight
+    return times
+
+
+# --- choices --------------------------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):

@@ -5,7 +5,7 @@ requests of one worker share counts once. Requests that other routers placed cou
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import RequestId, Target
 from penstock.router.kv_index.indexer import Column, column_of
-from penstock.router.kv_index.prefix_depth import depth_of
 from penstock.router.workers.active import Active, ActiveState
 
 
@@ -348,6 +347,25 @@ class ActiveSequences:
                 raise InvariantError(f"the columns of {name} are not the loads")
         if self._users is not None and self._users != self._count_users():
             raise InvariantError("the users of blocks are miscounted")
+
+
+def depth_of(blocks: Sequence[int], among: Collection[int]) -> int:
+    """Count the leading blocks that are among some.
+
+    Hashes are chained, so a holder of a block has all before it: what is counted is found by bisection.
+
+    Args:
+        among: closed under prefixes: with a block it has all before it.
+    Cost: O(log n).
+    """
+    low, high = 0, len(blocks) if among else 0
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] in among:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def unhashed_blocks_of(active: Active) -> int:

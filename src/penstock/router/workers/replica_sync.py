@@ -21,12 +21,12 @@ def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
             placement.target,
             prefill_tokens=prompt.isl - placement.cached,
             blocks=prompt.blocks,
-            unhashed_blocks=max(0, -(-prompt.isl // pool.block_size) - len(prompt.blocks)),
+            unhashed_blocks=max(0, -(-prompt.isl // pool.index.block_size) - len(prompt.blocks)),
             now=now,
             router=event.router,
-            osl_blocks=-(-placement.osl // pool.block_size),
+            osl_blocks=-(-placement.osl // pool.index.block_size),
         )
-        pool.routed(placement.target, prompt, now)
+        pool.index.routed(placement.target, prompt, now)
         if placement.adapter is not None:
             worker = placement.target.worker
             pool.adapters.heard(worker, placement.adapter, placement.unloaded, event.router, placement.id)
@@ -42,7 +42,7 @@ def peer_update(core: RouterState, now: Nanos, event: PeerUpdate) -> None:
     elif placement.step == "first":
         pool.active.first_token(placement.id, now, event.router)
     elif placement.step == "grown":
-        pool.active.grown(placement.id, placement.tokens // pool.block_size, now, event.router)
+        pool.active.grown(placement.id, placement.tokens // pool.index.block_size, now, event.router)
     else:
         pool.active.end(placement.id, event.router)
     core.freed[pool.model] = None

@@ -38,11 +38,11 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
         return
     pool.count(card, 1)
     pool.adapters.join(card.id, card.adapter_slots, card.adapters)
-    if pool.exact is not None:
+    if pool.index.exact is not None:
         native = card.hash_scheme == SCHEME
         for target in worker.targets[: len(card.events)]:
-            pool.streams[target] = KvEventStream(kv_blocks=card.kv_blocks)
-            pool.exact.join(
+            pool.index.streams[target] = KvEventStream(kv_blocks=card.kv_blocks)
+            pool.index.exact.join(
                 target,
                 native=native,
                 alike=None if native else card.hash_scheme,
@@ -51,7 +51,7 @@ def joined(core: RouterState, now: Nanos, event: WorkerJoined) -> None:
                 copies=card.engine == "vllm",
             )
     settle(core, pool)
-    guessed = pool.indexed and not card.events
+    guessed = pool.index.indexed and not card.events
     core.note(
         "worker_joined",
         f"worker {card.id} serves {card.model} at {card.url}"
@@ -122,7 +122,7 @@ def tiers_measured(core: RouterState, now: Nanos, event: TiersMeasured) -> None:
     if worker is None:
         core.dropped += 1
         return
-    core.pools[worker.card.model].tier_costs.report(event.worker, event.costs)
+    core.pools[worker.card.model].index.tier_costs.report(event.worker, event.costs)
 
 
 def _remove(core: RouterState, worker: RosterWorker, reason: str) -> None:
