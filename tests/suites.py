@@ -286,7 +286,7 @@ SUITES = (
                 *(f"adapters/engines/dialects/{name}.py" for name in ("dialect", "kv_transfer_protocol", "sglang"))
             ),
             *sources("adapters/engines/describe.py", "adapters/engines/kv_events", "frontend/exchange/stages"),
-            *sources("router/kv_index", "router/requests/handoff.py", "router/requests/stage_graph.py"),
+            *sources("router/kv_index", "router/requests/handoff.py", "router/stage_graph.py"),
             *("src/penstock/runtime/kv_events", "tests/engine_venv.py", "tests/vllm/setup/checkpoint.py"),
         ),
         select="",

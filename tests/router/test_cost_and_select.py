@@ -23,16 +23,14 @@ from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
-    TRANSFER_MS_PER_BLOCK,
-    block_cost,
-    latency_cost,
-)
-from penstock.router.selection.cost_table import (
     TOTALS,
+    TRANSFER_MS_PER_BLOCK,
     Candidates,
     CostTable,
     active_requests_of,
+    block_cost,
     cached_beside_most,
+    latency_cost,
     most_cached,
     totals_of,
 )

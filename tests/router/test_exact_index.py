@@ -16,7 +16,7 @@ from penstock.router.kv_index import engine_hash_map as names_module
 from penstock.router.kv_index.engine_hash_map import wordless
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.indexer import HeldBlocks
-from penstock.router.kv_index.spans.span import KEY, SPAN_MAX
+from penstock.router.kv_index.span_table import KEY, SPAN_MAX
 from tests.depth import deep
 from tests.router.radix_oracle import Path, RadixOracle
 from tests.router.written_states import written

@@ -32,9 +32,9 @@ from penstock.router.events import (
     WorkerLeft,
     WorkerMeasured,
 )
-from penstock.router.requests.embedding_table import EMBEDDING_BYTES
-from penstock.router.requests.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
+from penstock.router.pool_tables import EMBEDDING_BYTES
 from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
+from penstock.router.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 from penstock.testing.router_world import BLOCK
 
@@ -123,7 +123,7 @@ def test_a_short_prompt_goes_straight_to_decode() -> None:
 
 
 def test_both_bounds_of_the_length_rule_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.router.requests.stage_graph.NEW_SHARE_MAX", 0.5)
+    monkeypatch.setattr("penstock.router.stage_graph.NEW_SHARE_MAX", 0.5)
     settings = HandoffSettings(conditional="thresholds", new_tokens_max=100)
 
     def way(new: int) -> StagePath:

@@ -35,7 +35,7 @@ from penstock.router.settings import (
 )
 from penstock.router.status import findings
 from penstock.router.status_rows import WorkerStatus
-from penstock.router.workers.replica_sync import STALE_AFTER
+from penstock.router.workers.worker_events import STALE_AFTER
 from penstock.testing import RouterWorld, arrived, card, only, prompt
 from penstock.testing.router_world import BLOCK
 

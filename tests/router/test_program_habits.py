@@ -3,7 +3,7 @@
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId, WorkerId
 from penstock.router.events import Closed, Dispatch, Finished, FirstToken, Preferences
-from penstock.router.requests.program_habits import PROGRAMS_MAX, ProgramHabits, prefetch_after
+from penstock.router.pool_tables import PROGRAMS_MAX, HabitsState, ProgramHabits, prefetch_after
 from penstock.router.router import Router
 from penstock.router.settings import CostSettings
 from penstock.testing import RouterWorld, arrived, card, only, prompt
@@ -32,10 +32,9 @@ def test_tables_are_bounded_and_the_longest_unused_goes() -> None:
         habits.ended(f"s{number}", number)
         habits.answered("kept", 10)
     assert habits.output("p0") is None and habits.output("kept") == 10
-    kept = habits.snapshot()
-    assert [len(table) for table in (kept._outputs, kept._pauses, kept._ended)] == [PROGRAMS_MAX, 0, PROGRAMS_MAX]
+    assert [len(table) for table in habits.snapshot()[:3]] == [PROGRAMS_MAX, 0, PROGRAMS_MAX]
     again = ProgramHabits()
-    again.restore(written(habits))
+    again.restore(written(habits, HabitsState))
     assert again.snapshot() == habits.snapshot()
 
 

@@ -20,7 +20,7 @@ from penstock.router.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from penstock.router.requests.routed_request import TRANSITIONS
+from penstock.router.routed_request import TRANSITIONS
 from penstock.router.settings import BreakerSettings, QueueSettings
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId
-from penstock.router.requests.request_queue import POLICIES, QueuedRequest, RequestQueue
+from penstock.router.request_queue import POLICIES, QueuedRequest, RequestQueue
 from penstock.router.settings import QueueSettings
 from tests.depth import deep
 from tests.router.written_states import written

@@ -15,8 +15,7 @@ from penstock.kernel.journal_frames import packed
 from penstock.kernel.values import plain
 from penstock.router.events import Decision, OperatorNote, PluginLeftOut, Preferences
 from penstock.router.router import Router
-from penstock.router.selection.decision_summary import DecisionSummaries
-from penstock.router.selection.packed_decision import whole
+from penstock.router.selection.decision_summary import DecisionSummaries, whole
 from penstock.router.settings import AffinitySettings, CostSettings, RouterPluginSettings
 from penstock.runtime.node.plugin_watch import OVERRUNS_MAX, STALL, PluginWatch
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt

@@ -7,24 +7,22 @@ import msgspec
 from penstock.kernel.machine import Nanos, nanos, state_of, take_state
 from penstock.kernel.statistics import LineFit
 from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, RequestId, Role, Target, WorkerCard, WorkerId
-from penstock.router.adapters.adapter_residency import AdapterResidency, ResidencyState
 from penstock.router.events import Preferences
+from penstock.router.fair_queue import FairQueue
 from penstock.router.kv_index.index_states import PoolIndexState
 from penstock.router.kv_index.pool_index import PoolIndex
+from penstock.router.pool_tables import EmbeddingTable, HabitsState, ProgramHabits, SessionAffinity
 from penstock.router.prompt_forms import BLOCKS, PromptForm
-from penstock.router.requests.embedding_table import EmbeddingTable
-from penstock.router.requests.fair_queue import FairQueue
-from penstock.router.requests.program_habits import HabitsState, ProgramHabits
-from penstock.router.requests.request_queue import QueueState, RequestQueue
-from penstock.router.requests.routed_request import HEDGE, STAGE
-from penstock.router.requests.stage_graph import FINAL, needs_pair, splits
+from penstock.router.request_queue import QueueState, RequestQueue
+from penstock.router.routed_request import HEDGE, STAGE
 from penstock.router.selection.candidate import Speed
 from penstock.router.selection.cost import PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
-from penstock.router.selection.session_affinity import SessionAffinity
 from penstock.router.settings import CostSettings, RouterSettings
+from penstock.router.stage_graph import FINAL, needs_pair, splits
 from penstock.router.status_rows import OUTCOMES
 from penstock.router.workers.active import ActiveState
 from penstock.router.workers.active_sequences import ActiveSequences
+from penstock.router.workers.adapter_residency import AdapterResidency, ResidencyState
 from penstock.router.workers.roster import RosterWorker
 
 DECODE_MS_PER_BLOCK = 0.002

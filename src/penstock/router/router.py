@@ -10,21 +10,44 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, read_snapshot, write_snapshot
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, nanos, read_snapshot, write_snapshot
 from penstock.kernel.values import RequestId, Slo
-from penstock.router import events, settings_change
-from penstock.router.adapters import adapter_events
-from penstock.router.kv_index import kv_event_handlers
+from penstock.router import events
+from penstock.router.events import PluginLeftOut, SettingsChanged
 from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.requests import request_events
-from penstock.router.requests.routed_request import STAGE
 from penstock.router.requests.scheduling import pump
+from penstock.router.routed_request import STAGE
 from penstock.router.router_memory import RouterMemory
 from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
 from penstock.router.status_rows import RouterStatus
-from penstock.router.workers import replica_sync, worker_events
+from penstock.router.workers import worker_events
+
+
+def settings_changed(core: RouterState, now: Nanos, event: SettingsChanged) -> None:
+    """Take other settings. Decisions stay; queued requests are ordered anew, and their limit counts from queueing."""
+    settings = core.settings = event.settings
+    core.use_plugins(settings)
+    core.slo = event.slo
+    for model, pool in core.pools.items():
+        pool.use(settings)
+        if pool.fair is not None:
+            pool.fair.recount(request for request in core.requests.values() if request.event.model == model)
+        core.freed[model] = None
+    for request in core.requests.values():
+        if request.queued_since is not None:
+            core.timer(request.queued_since + nanos(settings.queue.wait_max), "wait", request.id)
+    changed = ", ".join(event.keys)
+    core.note("settings_changed", f"{event.by or 'an operator'} changed {changed}", keys=list(event.keys), by=event.by)
+
+
+def plugin_left_out(core: RouterState, now: Nanos, event: PluginLeftOut) -> None:
+    """Go on without a plug-in that takes too long, as whoever measures that says."""
+    if core.plugins is not None:
+        core.plugins.leave_out(event.name, event.reason)
+
 
 SNAPSHOT_VERSION = 9
 
@@ -38,7 +61,7 @@ def woken(core: RouterState, now: Nanos, event: Woken) -> None:
             request_events.overdue(core, now, kind, RequestId(key))
         else:
             if kind == "sweep":
-                replica_sync.sweep(core, now, key)
+                worker_events.sweep(core, now, key)
             elif (pool := core.pools.get(key)) is not None and pool.fair is not None:
                 pool.fair.kicked = False
             core.freed[key] = None
@@ -59,21 +82,21 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.WorkerCordoned: worker_events.cordoned,
     events.WorkerMeasured: worker_events.measured,
     events.TiersMeasured: worker_events.tiers_measured,
-    events.KvObserved: kv_event_handlers.observed,
-    events.ReplayEnded: kv_event_handlers.replay_ended,
-    events.KvSourceJoining: kv_event_handlers.source_joining,
-    events.KvSourceLost: kv_event_handlers.source_lost,
-    events.PeerUpdate: replica_sync.peer_update,
-    events.PeerGone: replica_sync.peer_left,
-    events.AdapterLoaded: adapter_events.loaded,
-    events.AdapterFailed: adapter_events.failed,
-    events.AdapterMissing: adapter_events.missing,
-    events.AdaptersListed: adapter_events.listed,
-    events.AdapterDesired: adapter_events.desired,
-    events.AdaptersWanted: adapter_events.wanted,
-    events.AdapterDropped: adapter_events.dropped,
-    events.SettingsChanged: settings_change.settings_changed,
-    events.PluginLeftOut: settings_change.plugin_left_out,
+    events.KvObserved: worker_events.observed,
+    events.ReplayEnded: worker_events.replay_ended,
+    events.KvSourceJoining: worker_events.source_joining,
+    events.KvSourceLost: worker_events.source_lost,
+    events.PeerUpdate: worker_events.peer_update,
+    events.PeerGone: worker_events.peer_left,
+    events.AdapterLoaded: worker_events.adapter_loaded,
+    events.AdapterFailed: worker_events.adapter_failed,
+    events.AdapterMissing: worker_events.adapter_missing,
+    events.AdaptersListed: worker_events.adapters_listed,
+    events.AdapterDesired: worker_events.adapter_desired,
+    events.AdaptersWanted: worker_events.adapters_wanted,
+    events.AdapterDropped: worker_events.adapter_dropped,
+    events.SettingsChanged: settings_changed,
+    events.PluginLeftOut: plugin_left_out,
     Woken: woken,
 }
 

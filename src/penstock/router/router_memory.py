@@ -7,7 +7,7 @@ import msgspec
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.model_pool import ModelPoolState
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.routed_request import RoutedRequest
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import RosterState
 

@@ -15,7 +15,7 @@ from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement, Publish
 from penstock.router.model_pool import ModelPool
 from penstock.router.prompt_forms import PromptForm
-from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
+from penstock.router.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.router_memory import Timer
 from penstock.router.selection.router_plugins import RouterPlugins
 from penstock.router.settings import RouterSettings

@@ -6,8 +6,8 @@ from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.plurals import counted
 from penstock.router.kv_index.pool_index import HEARD
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.stage_graph import FINAL, needs_pair
 from penstock.router.router_state import RouterState
+from penstock.router.stage_graph import FINAL, needs_pair
 from penstock.router.status_rows import (
     OUTCOMES,
     IndexKind,
@@ -34,10 +34,10 @@ def router_status(router: RouterState, now: Nanos) -> RouterStatus:
     return RouterStatus(
         name=router.name,
         mode=router.settings.mode,
-        models=[_model(router, pool, now) for pool in pools.values()],
-        workers=[_worker(pools[worker.card.model], worker, now) for worker in router.roster],
+        models=[_model_status(router, pool, now) for pool in pools.values()],
+        workers=[_worker_status(pools[worker.card.model], worker, now) for worker in router.roster],
         queue={model: QueueStatus(len(pool.queue)) for model, pool in pools.items()},
-        requests=_counts(router),
+        requests=_status_counts(router),
         hit_rate=_hit_rate(router),
         dropped_events=router.dropped,
         findings=findings(router, now),
@@ -111,7 +111,7 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                     f"{target} has less cached than its KV events say, {stream.had:,} tokens of a prompt "
                     f"where {stream.believed:,} were expected; its cache is "
                     f"{'learnt anew' if stream.wrong_sets == 1 else 'guessed'}",
-                    _cause(pool, stream.had),
+                    _likely_cause(pool, stream.had),
                 )
         misfits = pool.index.exact.counters.refused_block_size
         if misfits:
@@ -132,7 +132,7 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
     return found
 
 
-def _cause(pool: ModelPool, had: int) -> str:
+def _likely_cause(pool: ModelPool, had: int) -> str:
     """Return the likely cause where engines have less in their caches than their events say."""
     if pool.index.exact is not None and pool.index.exact.counters.refused_block_size:
         return "an engine's blocks have another size since it was started anew"
@@ -194,7 +194,7 @@ def _refusal_findings(pool: ModelPool, now: Nanos) -> list[StatusFinding]:
     return [StatusFinding("warning", text, hint)]
 
 
-def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
+def _model_status(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
     states: set[str] = {stream.state for stream in pool.index.streams.values()}
     if len(pool.index.streams) < sum([worker.card.ranks for worker in workers]):
@@ -232,7 +232,7 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
     )
 
 
-def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
+def _worker_status(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     card = worker.card
     targets, applied, gaps, lost = worker.targets, 0, 0, 0
     requests, prefill_tokens, blocks = 0, 0, 0
@@ -274,7 +274,7 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     )
 
 
-def _counts(router: RouterState) -> StatusCounts:
+def _status_counts(router: RouterState) -> StatusCounts:
     pools = router.pools.values()
     return StatusCounts(
         inflight=sum(pool.counts.inflight for pool in pools),
@@ -293,7 +293,7 @@ def status_row(status: RouterStatus) -> StatusRow:
     """Return the figures of a status that are worth a row over time: loads, counts and rates."""
     queued = sum(queue.length for queue in status.queue.values())
     loads = [(w.active_requests, w.active_prefill_tokens, w.active_blocks) for w in status.workers]
-    return _row(status.requests, status.hit_rate, queued, len(status.workers), loads)
+    return _row_of(status.requests, status.hit_rate, queued, len(status.workers), loads)
 
 
 def router_row(router: RouterState) -> StatusRow:
@@ -302,10 +302,10 @@ def router_row(router: RouterState) -> StatusRow:
     active = [pool.active.load(target) for pool, target in targets]
     loads = [(load.requests, load.prefill_tokens, load.blocks) for load in active]
     queued = sum(len(pool.queue) for pool in router.pools.values())
-    return _row(_counts(router), _hit_rate(router), queued, len(list(router.roster)), loads)
+    return _row_of(_status_counts(router), _hit_rate(router), queued, len(list(router.roster)), loads)
 
 
-def _row(
+def _row_of(
     counts: StatusCounts, hit_rate: float | None, queued: int, workers: int, loads: Sequence[tuple[int, int, int]]
 ) -> StatusRow:
     """Return the figures. ``loads``: requests, prefill tokens and blocks, of each target or worker."""

@@ -25,8 +25,8 @@ from penstock.router.events import (
     Staged,
 )
 from penstock.router.journal import router_of
-from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.scheduling import preview
+from penstock.router.routed_request import RoutedRequest
 from penstock.router.router import Router
 from penstock.router.settings import HedgeSettings, IndexKind, OverloadSettings, RouterSettings
 

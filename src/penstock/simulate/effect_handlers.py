@@ -21,8 +21,8 @@ from penstock.kernel.simulation import Answer
 from penstock.kernel.values import MediaItem, Prompt, RequestId, WorkerId
 from penstock.router import events as routing
 from penstock.router.requests.closed_record import record_of
-from penstock.router.requests.stage_graph import AT_ONCE, FINAL
 from penstock.router.router import Router
+from penstock.router.stage_graph import AT_ONCE, FINAL
 from penstock.simulate.kv_transfers import KvTransfers, leg_of
 from penstock.simulate.observer import Observer
 from penstock.simulate.prefix_tree import PrefixTree

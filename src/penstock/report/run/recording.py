@@ -33,7 +33,7 @@ from penstock.report.run import run_reader
 from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows
 from penstock.router.requests.closed_record import closed_of
-from penstock.router.selection.packed_decision import whole
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
 from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView, events_of

@@ -11,7 +11,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.report.run.run_files import lines
 from penstock.router.requests.closed_record import closed_of
-from penstock.router.selection.packed_decision import whole
+from penstock.router.selection.decision_summary import whole
 
 
 def explain(folder: Path, request: str) -> Explanation[msgspec.Raw]:

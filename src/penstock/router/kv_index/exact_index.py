@@ -1,6 +1,6 @@
 """Exact KV index: which target holds which leading blocks of a prompt, from the engines' KV events.
 
-`penstock.router.kv_index.spans.spans` keeps one tier; this puts three of them together, gives targets their bits,
+`penstock.router.kv_index.spans` keeps one tier; this puts three of them together, gives targets their bits,
 translates engines' opaque hashes (`penstock.router.kv_index.engine_hash_map`), bounds memory and audits itself. Every
 refusal is counted.
 """
@@ -14,14 +14,13 @@ import numpy as np
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos
 from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier
-from penstock.router.kv_index.attention_windows import AttentionWindow, usable
+from penstock.router.kv_index import span_state
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
 from penstock.router.kv_index.index_states import ExactState, WindowState
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
-from penstock.router.kv_index.spans import span_state
-from penstock.router.kv_index.spans.span import Span
-from penstock.router.kv_index.spans.span_walk import walk, walk_linear
-from penstock.router.kv_index.spans.spans import Spans
+from penstock.router.kv_index.span_table import Span
+from penstock.router.kv_index.span_walk import AttentionWindow, usable, walk, walk_linear
+from penstock.router.kv_index.spans import Spans
 from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, mask_bytes, mask_of
 
 BLOCKS_MAX = 1 << 24

@@ -47,7 +47,7 @@ class Image(NamedTuple):
     def tokens(self) -> list[int]:
         """All tokens of the placeholder."""
         if self.runs:
-            return _unrolled(self.runs)
+            return _tokens_of(self.runs)
         return [*self.before, *[self.token] * (self.length - len(self.before) - len(self.after)), *self.after]
 
     @property
@@ -83,13 +83,13 @@ class ImagePlaceholders:
         """
         starts: dict[str, int] = {}
         ends: dict[str, int] = {}
-        for id, start, block in _starts(event, block_size):
+        for id, start, block in _image_starts(event, block_size):
             starts[id], ends[id] = start, (block + 1) * block_size
         for id, start in starts.items():
             first = max(0, start)
             end = min((other for other in starts.values() if other > first), default=len(event.tokens))
             part = event.tokens[first : min(end, ends[id], len(event.tokens))]
-            earlier = _unrolled(self._parts.get(id) or ())
+            earlier = _tokens_of(self._parts.get(id) or ())
             if start < 0 and len(earlier) < first - start:
                 # Its beginning did not come: where it is one token throughout, it is that token from there on.
                 earlier = [part[0]] * (first - start) if len(set(part[:REPEATS])) == 1 else []
@@ -98,8 +98,8 @@ class ImagePlaceholders:
             whole = [*earlier[: first - start], *part] if start < 0 else list(part)
             if start >= 0 and len(whole) <= len(earlier):
                 continue  # heard before
-            self._parts.put(id, _rolled(whole))
-            image = _trimmed(whole)
+            self._parts.put(id, _run_lengths(whole))
+            image = _image_of(whole)
             if image is not None:
                 self._put(id, image)
 
@@ -111,7 +111,7 @@ class ImagePlaceholders:
                 self.placeholders.add(image.token)
 
 
-def _trimmed(whole: list[int]) -> Image | None:
+def _image_of(whole: list[int]) -> Image | None:
     """Return what of some tokens, which begin with an image, is the image; None where that can't be told yet."""
     run = next(
         (at for at in range(MARKS + 1) if len(set(whole[at : at + REPEATS])) == 1 and at + REPEATS <= len(whole)), None
@@ -131,19 +131,19 @@ def _trimmed(whole: list[int]) -> Image | None:
             marks += 1
     whole = whole[: last + 1 + marks]
     image = Image(token, len(whole), tuple(whole[:run]), tuple(whole[last + 1 :]))
-    return image if once is None else image._replace(runs=_rolled(whole))
+    return image if once is None else image._replace(runs=_run_lengths(whole))
 
 
-def _rolled(tokens: Sequence[int]) -> Runs:
+def _run_lengths(tokens: Sequence[int]) -> Runs:
     """Return tokens as (token, how often) in order."""
     return tuple((token, len(list(same))) for token, same in groupby(tokens))
 
 
-def _unrolled(runs: Runs) -> list[int]:
+def _tokens_of(runs: Runs) -> list[int]:
     return [token for token, count in runs for _ in range(count)]
 
 
-def _starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int, int]]:
+def _image_starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int, int]]:
     """Yield each image that a block touches, where it begins, counted from the event's first token, and the block."""
     for block, extra in enumerate(event.extras or ()):
         for tag, value in records(extra):

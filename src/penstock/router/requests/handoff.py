@@ -4,17 +4,15 @@ from typing import NamedTuple
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Role, WorkerCard, WorkerId
+from penstock.router import stage_graph
 from penstock.router.events import Cost, Excluded, Failed
 from penstock.router.model_pool import LinkFault, ModelPool
-from penstock.router.requests import stage_graph
-from penstock.router.requests.blame import blame, works
-from penstock.router.requests.eligibility import Eligible, available, eligible
-from penstock.router.requests.prefill_release import abort, abort_remote, let_go, source_of
-from penstock.router.requests.routed_request import STAGE, Remote, RoutedRequest
-from penstock.router.requests.stage_graph import AT_ONCE, StagePath
+from penstock.router.requests.request_close import abort, abort_remote, blame, let_go, source_of, works
+from penstock.router.routed_request import STAGE, Remote, RoutedRequest
 from penstock.router.router_state import RouterState
-from penstock.router.selection.cost_table import cheapest_of
-from penstock.router.selection.select import costs_of
+from penstock.router.selection.cost import cheapest_of
+from penstock.router.selection.select import Eligible, available, costs_of, eligible
+from penstock.router.stage_graph import AT_ONCE, StagePath
 from penstock.router.workers.roster import RosterWorker
 
 FETCHES_MAX = 2
@@ -36,7 +34,9 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if request.handed:
         source = source_of(core, request)
         if source is not None and pool.roles.answers:
-            return NextStage("decode", _linked(pool, source.id, available(core, request, pool, now, "decode")), source)
+            return NextStage(
+                "decode", _with_sound_links(pool, source.id, available(core, request, pool, now, "decode")), source
+            )
         assert request.remote is not None
         if source is None:
             holder = request.remote.target.worker
@@ -47,7 +47,7 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     if pool.roles.plain and final.targets:
         return NextStage("aggregated", final)
     if not final.targets and pool.roles.paired:
-        pair = _pair(core, now, request, pool)
+        pair = _paired_stage(core, now, request, pool)
         final = Eligible([], [], False) if pair.eligible.targets else available(core, request, pool, now)
         return NextStage("aggregated", final) if final.targets else pair
     if not final.targets and pool.roles.has("prefill"):
@@ -64,17 +64,17 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     encoding = ""
     if event.media and pool.roles.has("encode"):
         if not request.encoded:
-            candidates = _encode(core, now, request, pool)
+            candidates = _encode_candidates(core, now, request, pool)
             if candidates is not None:
                 return NextStage("encode", candidates)
         encoding = _encoding_text(request)
-    remote, request.flow = _remote(core, now, request, pool, final)
+    remote, request.flow = _remote_candidates(core, now, request, pool, final)
     if encoding:
         request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
 
 
-def _linked(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
+def _with_sound_links(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
     """Return who can fetch a worker's KV without those whose link to it is broken, where any other is left."""
     broken = {other for (one, other), fault in pool.roles.links.items() if one == source and fault.broken}
     sound = [each for each in takers.targets if each[0].worker not in broken]
@@ -85,7 +85,7 @@ def _linked(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
     return Eligible(sound, [*takers.excluded, *cut], False)
 
 
-def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
+def _paired_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
     """Return the prefill of a request for workers that do nothing but their roles, whatever it costs.
 
     It has no candidates where one of the two workers is missing, or where they can't make the answer together.
@@ -100,7 +100,7 @@ def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     return NextStage("prefill", available(core, request, pool, now, "prefill"))
 
 
-def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
+def _encode_candidates(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
     """Return the candidates to encode a request's media; None where all are encoded, or nobody can do it."""
     media = request.event.media
     missing = pool.embeddings.missing(media)
@@ -124,7 +124,7 @@ def _encoding_text(request: RoutedRequest) -> str:
     return f"{media - cached} of {media} images or the like are encoded {where}"
 
 
-def _remote(
+def _remote_candidates(
     core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, final: Eligible
 ) -> tuple[Eligible | None, str]:
     """Return the candidates for a remote prefill, or None where there is to be none; and why."""
@@ -140,11 +140,11 @@ def _remote(
     settings = core.settings.handoff
     if settings.conditional == "off":
         return remote, "remote prefill: router.handoff.conditional is off"
-    here, here_cost = _cheapest(request, pool, final, now, "aggregated")
-    there, there_cost = _cheapest(request, pool, remote, now, "prefill")
+    here, here_cost = _cheapest_candidate(request, pool, final, now, "aggregated")
+    there, there_cost = _cheapest_candidate(request, pool, remote, now, "prefill")
     blocks = len(request.prompt.blocks) - here_cost.overlap_blocks
-    far = _way(request, pool, there, there_cost, transfer_ms=pool.speeds.ms_per_block * max(0, blocks))
-    near = _way(request, pool, here, here_cost, transfer_ms=0.0)
+    far = _stage_path(request, pool, there, there_cost, transfer_ms=pool.speeds.ms_per_block * max(0, blocks))
+    near = _stage_path(request, pool, here, here_cost, transfer_ms=0.0)
     targets = core.slo.of(request.event.preferences.service_class)
     worth, why = stage_graph.remote_prefill(settings, targets, request.prompt.isl, far, near)
     if not worth:
@@ -152,7 +152,7 @@ def _remote(
     return (remote if worth else None), why
 
 
-def _cheapest(
+def _cheapest_candidate(
     request: RoutedRequest, pool: ModelPool, candidates: Eligible, now: Nanos, stage: Role
 ) -> tuple[RosterWorker, Cost]:
     costs, _ = costs_of(pool, request, candidates.targets, now, stage)
@@ -160,7 +160,9 @@ def _cheapest(
     return candidates.targets[place][1], costs[place]
 
 
-def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float) -> StagePath:
+def _stage_path(
+    request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float
+) -> StagePath:
     speed = pool.speeds.speed_of(worker)
     new = request.prompt.isl - cost.overlap_tokens
     stall = 1e3 * speed.prefill_slope * new

@@ -20,8 +20,8 @@ import msgspec
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import Nanos, nanos, seconds
 from penstock.kernel.values import WorkerCard
-from penstock.router.requests.request_queue import QueuedRequest, QueueState, RequestQueue
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.request_queue import QueuedRequest, QueueState, RequestQueue
+from penstock.router.routed_request import RoutedRequest
 from penstock.router.settings import QueueSettings
 from penstock.router.workers.active_sequences import TargetLoad
 

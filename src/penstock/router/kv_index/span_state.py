@@ -6,8 +6,7 @@ from itertools import repeat
 
 from penstock.kernel.errors import InvariantError
 from penstock.router.kv_index.index_states import SpanState, SpanTableState
-from penstock.router.kv_index.spans.span import KEY, Span, filed_keys
-from penstock.router.kv_index.spans.span_table import SpanTable
+from penstock.router.kv_index.span_table import KEY, Span, SpanTable, filed_keys
 from penstock.router.kv_index.worker_bitmap import bits, mask_bytes, mask_of
 
 
