@@ -266,7 +266,7 @@ SUITES = (
     Suite(
         "vllm-adapters",
         below("tests/vllm", "adapters"),
-        subject=(*sources("router/adapters", "frontend/prompt"), *SERVERS),
+        subject=(*sources("router/workers", "frontend/prompt"), *SERVERS),
         needs=("vllm",),
         requires=("vllm",),
     ),

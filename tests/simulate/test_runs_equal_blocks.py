@@ -66,7 +66,7 @@ def plans(case: dict[str, Any]) -> SimulationPlan:
 def test_runs_and_blocks_come_to_the_same(case: dict[str, Any]) -> None:
     plan = plans(case)
     traffic = chat(40, rate=4.0, seed=case["seed"])
-    with mock.patch("penstock.router.prompt_forms.APPROXIMATE_BLOCKS_MAX", case["approximate_max"]):
+    with mock.patch("penstock.router.kv_index.pool_index.APPROXIMATE_BLOCKS_MAX", case["approximate_max"]):
         runs = Run(plan, traffic)
         blocks = Run(msgspec.structs.replace(plan, by_block=True), traffic)
     assert runs.bytes() == blocks.bytes()

@@ -58,11 +58,13 @@ class BoundedTable(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Set an entry, the most recently used now; what is too much goes."""
-        self.pop(key)
-        self._entries[key] = value
         if self._bytes_of is not None:
+            self.pop(key)
             self.bytes += self._bytes_of(key, value)
-        self.shrink()
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if self.entries_max is None or len(self._entries) > self.entries_max or self.bytes_max is not None:
+            self.shrink()
 
     def pop(self, key: K) -> V | None:
         """Take an entry out and return it, or None."""

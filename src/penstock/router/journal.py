@@ -11,7 +11,7 @@ from penstock.kernel.journal_frames import Header, MachineBook, Record
 from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
 from penstock.router.events import Arrived, Dispatch, Failed
-from penstock.router.prompt_forms import PromptForm, form_of
+from penstock.router.kv_index.pool_index import PromptForm, form_of
 from penstock.router.router import HANDLERS, Router
 from penstock.router.settings import RouterSettings
 

@@ -1,20 +1,19 @@
-"""`ModelPool`: the router's state of one model: index, load, speeds, roles, counts, queue and tables."""
+"""`ModelPool`: the router's state of one model, in parts of one concern each; `RouterMemory`: that of the router."""
 
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from penstock.kernel.machine import Nanos, nanos, state_of, take_state
 from penstock.kernel.statistics import LineFit
-from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, RequestId, Role, Target, WorkerCard, WorkerId
+from penstock.kernel.values import USUAL_LIMITS, HandoffProtocol, RequestId, Role, Slo, Target, WorkerCard, WorkerId
 from penstock.router.events import Preferences
 from penstock.router.fair_queue import FairQueue
 from penstock.router.kv_index.index_states import PoolIndexState
-from penstock.router.kv_index.pool_index import PoolIndex
+from penstock.router.kv_index.pool_index import BLOCKS, PoolIndex, PromptForm
 from penstock.router.pool_tables import EmbeddingTable, HabitsState, ProgramHabits, SessionAffinity
-from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.request_queue import QueueState, RequestQueue
-from penstock.router.routed_request import HEDGE, STAGE
+from penstock.router.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.selection.candidate import Speed
 from penstock.router.selection.cost import PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
 from penstock.router.settings import CostSettings, RouterSettings
@@ -23,7 +22,7 @@ from penstock.router.status_rows import OUTCOMES
 from penstock.router.workers.active import ActiveState
 from penstock.router.workers.active_sequences import ActiveSequences
 from penstock.router.workers.adapter_residency import AdapterResidency, ResidencyState
-from penstock.router.workers.roster import RosterWorker
+from penstock.router.workers.roster import RosterState, RosterWorker
 
 DECODE_MS_PER_BLOCK = 0.002
 """Slow-down of a worker's decode step per KV block in use, until it is measured."""
@@ -376,3 +375,25 @@ def _alike(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
 
 def _wire_text(wire: tuple[str, str | None]) -> str:
     return wire[0] if wire[1] is None else f"{wire[0]} with layout {wire[1]}"
+
+
+Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
+
+
+class RouterMemory(msgspec.Struct):
+    """All that a router has to know to go on: see `penstock.router.router_state.RouterState`."""
+
+    name: str
+    settings: RouterSettings
+    slo: Slo
+    rng: tuple[int, tuple[int, ...], float | None]
+    roster: RosterState
+    pools: dict[str, ModelPoolState]
+    requests: dict[RequestId, RoutedRequest]
+    waiting_for_worker: dict[RequestId, None]
+    timers: list[tuple[Nanos, Timer, str]]
+    armed: Nanos | None
+    replays: dict[int, Target]
+    replay_id: int
+    dropped: int
+    plugins_left_out: dict[str, str]

@@ -14,11 +14,11 @@ from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken,
 from penstock.kernel.values import RequestId, Slo
 from penstock.router import events
 from penstock.router.events import PluginLeftOut, SettingsChanged
-from penstock.router.prompt_forms import BLOCKS, PromptForm
+from penstock.router.kv_index.pool_index import BLOCKS, PromptForm
+from penstock.router.model_pool import RouterMemory
 from penstock.router.requests import request_events
 from penstock.router.requests.scheduling import pump
 from penstock.router.routed_request import STAGE
-from penstock.router.router_memory import RouterMemory
 from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status

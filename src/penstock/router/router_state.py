@@ -13,10 +13,9 @@ import msgspec
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement, Publish
-from penstock.router.model_pool import ModelPool
-from penstock.router.prompt_forms import PromptForm
+from penstock.router.kv_index.pool_index import PromptForm
+from penstock.router.model_pool import ModelPool, Timer
 from penstock.router.routed_request import HEDGE, STAGE, RoutedRequest
-from penstock.router.router_memory import Timer
 from penstock.router.selection.router_plugins import RouterPlugins
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import Roster

@@ -20,7 +20,7 @@ from penstock.kernel.request_record import ItlSummary, RequestRecord
 from penstock.kernel.simulation import Answer
 from penstock.kernel.values import MediaItem, Prompt, RequestId, WorkerId
 from penstock.router import events as routing
-from penstock.router.requests.closed_record import record_of
+from penstock.router.requests.request_close import record_of
 from penstock.router.router import Router
 from penstock.router.stage_graph import AT_ONCE, FINAL
 from penstock.simulate.kv_transfers import KvTransfers, leg_of

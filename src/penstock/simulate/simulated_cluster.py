@@ -21,8 +21,8 @@ from penstock.planner import events as planning
 from penstock.planner.observation import Observation
 from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
+from penstock.router.kv_index.pool_index import BLOCKS
 from penstock.router.kv_index.runs.run_form import RUNS
-from penstock.router.prompt_forms import BLOCKS
 from penstock.router.router import Router
 from penstock.router.status import StatusRow, router_row
 from penstock.simulate.effect_handlers import FLEET, ROUTER, EffectHandlers

@@ -8,7 +8,7 @@ import msgspec
 from penstock.frontend.admin.request_lists import DecisionKey
 from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
-from penstock.router.requests.closed_record import closed_of
+from penstock.router.requests.request_close import closed_of
 from penstock.router.selection.decision_summary import whole
 from penstock.runtime.records import segments
 

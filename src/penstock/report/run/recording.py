@@ -32,7 +32,7 @@ from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.run import run_reader
 from penstock.report.run.judged_slo import slo_of
 from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows
-from penstock.router.requests.closed_record import closed_of
+from penstock.router.requests.request_close import closed_of
 from penstock.router.selection.decision_summary import whole
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments

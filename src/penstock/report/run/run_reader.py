@@ -10,7 +10,7 @@ import msgspec
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.report.run.run_files import lines
-from penstock.router.requests.closed_record import closed_of
+from penstock.router.requests.request_close import closed_of
 from penstock.router.selection.decision_summary import whole
 
 

@@ -32,7 +32,7 @@ class Indexer(Protocol[Answer_co]):
         """Return what each target holds of a prompt's blocks; targets that hold nothing are absent.
 
         Args:
-            blocks: in the form that this index takes (`penstock.router.prompt_forms`).
+            blocks: in the form that this index takes (`penstock.router.kv_index.pool_index`).
         """
         ...
 

@@ -4,19 +4,67 @@ Three indexes may answer: an exact one, which hears KV events; routing history, 
 prediction of placements whose events are not back yet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from penstock import extension
 from penstock.kernel.machine import Nanos, nanos
 from penstock.kernel.tiers.load_worth import LoadCosts
 from penstock.kernel.values import Prompt, Target, WorkerId
+from penstock.router.kv_index.approximate_index import ApproximateIndex
+from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.index_states import PoolIndexState
 from penstock.router.kv_index.indexer import NOTHING, SOURCES, Column, EventIndexer, HeldBlocks, HistoryIndexer
 from penstock.router.kv_index.kv_event_stream import KvEventStream
-from penstock.router.prompt_forms import BLOCKS, PromptForm
 from penstock.router.settings import RouterSettings
+from penstock.router.workers.active_sequences import TargetLoad
+
+APPROXIMATE_BLOCKS_MAX = 1 << 20
+"""Most blocks that the routing history keeps; it is pruned to 80 %."""
+
+
+class PromptForm(NamedTuple):
+    """One form of prompts.
+
+    Args:
+        exact: makes the index of KV events, from the block size in tokens.
+        history: makes an index of placements, from the time after which one is forgotten.
+        load: class of a target's load; its ``chain`` gives a prompt's blocks this form.
+    """
+
+    name: str
+    exact: Callable[[int], EventIndexer]
+    history: Callable[[Nanos], HistoryIndexer]
+    load: type[TargetLoad]
+
+    def prompt(self, prompt: Prompt) -> Prompt:
+        """Return a prompt in this form, as after it was written and read."""
+        return Prompt(prompt.isl, self.load.chain(prompt.blocks), prompt.estimated)
+
+
+BLOCKS = PromptForm(
+    name="blocks",
+    exact=ExactIndex,
+    history=lambda ttl: ApproximateIndex(ttl=ttl, blocks_max=APPROXIMATE_BLOCKS_MAX),
+    load=TargetLoad,
+)
+"""Every block by its chained hash, as live requests and engines name it."""
+
+
+def form_of(name: str) -> PromptForm:
+    """Return a form by its name, as a journal has it.
+
+    Raises:
+        ConfigError: no extension has one of that name.
+    """
+    if name == BLOCKS.name:
+        return BLOCKS
+    form: PromptForm = extension.entry("prompt form", name)
+    return form
+
 
 UNKNOWN = LoadCosts(compute=0.0, host_start=0.0, host_token=0.0)
 """Of a worker that reports nothing: all that it holds counts."""
