@@ -182,13 +182,6 @@ class PoolRoles(msgspec.Struct):
         self.fallback_tokens = min(FALLBACK_BURST, self.fallback_tokens + FALLBACK_SHARE)
 
 
-class SpeedsState(msgspec.Struct):
-    """State of `WorkerSpeeds`."""
-
-    fit: list[float]
-    bring: list[float]
-
-
 class WorkerSpeeds:
     """How fast the workers of one model are, as they measure themselves, or as their answers show."""
 
@@ -226,11 +219,12 @@ class WorkerSpeeds:
             return Speed(line[0], line[1], decode)
         return Speed(0.0, 1.0 / PREFILL_TOKENS_PER_SECOND, decode)
 
-    def snapshot(self) -> SpeedsState:
-        return state_of(self, SpeedsState)
+    def snapshot(self) -> tuple[list[float], list[float]]:
+        return self.fit.snapshot(), self.bring.snapshot()
 
-    def restore(self, state: SpeedsState) -> None:
-        take_state(self, state)
+    def restore(self, state: tuple[list[float], list[float]]) -> None:
+        self.fit.restore(state[0])
+        self.bring.restore(state[1])
 
 
 class ModelPoolState(msgspec.Struct):
@@ -238,7 +232,7 @@ class ModelPoolState(msgspec.Struct):
 
     index: PoolIndexState
     active: ActiveState
-    speeds: SpeedsState
+    speeds: tuple[list[float], list[float]]
     roles: PoolRoles
     counts: PoolCounts
     queue: QueueState

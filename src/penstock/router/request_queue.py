@@ -32,28 +32,37 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     """Tokens of the prompt and of the expected output, where there are shares."""
 
 
-Sum = tuple[float, Nanos]
-"""A sum that fades: (as it was, when)."""
+class FadingSum(msgspec.Struct):
+    """A sum whose parts fade: as it was, and when."""
+
+    sum: float = 0.0
+    at: Nanos = 0
+
+
+class SharesState(msgspec.Struct):
+    """State of the shares of a `penstock.router.fair_queue.FairQueue`, by tenant."""
+
+    serving: dict[str, int]
+    kicked: bool
+    _clock: float
+    _finish: dict[str, float]
+    _demand: dict[str, FadingSum]
+    _used: dict[str, FadingSum]
+    _paced: dict[str, Nanos]
+    _crowding: dict[str, Nanos]
+    _full: FadingSum
+    _arrivals: FadingSum
+    _began: Nanos | None
+    _outputs: dict[str, float]
 
 
 class QueueState(msgspec.Struct):
-    """State of a queue; all behind ``due`` is of one where tenants have shares (`FairQueue`), by tenant."""
+    """State of a queue; ``dues`` and ``shares`` where tenants have shares."""
 
     waiting: list[QueuedRequest]
     due: int = 0
     dues: dict[str, int] = {}
-    clock: float = 0.0
-    finish: dict[str, float] = {}
-    serving: dict[str, int] = {}
-    demand: dict[str, Sum] = {}
-    used: dict[str, Sum] = {}
-    paced: dict[str, Nanos] = {}
-    crowding: dict[str, Nanos] = {}
-    full: Sum = (0.0, 0)
-    arrivals: Sum = (0.0, 0)
-    began: Nanos | None = None
-    outputs: dict[str, float] = {}
-    kicked: bool = False
+    shares: SharesState | None = None
 
 
 Score = Callable[[QueuedRequest], float]
