@@ -110,6 +110,9 @@ def _count_fault(core: RouterState, now: Nanos, fault: UnprovenFault) -> None:
         core.timer(breaker.until, "kick", worker.card.model)
 
 
+# --- KV that is held --------------------------------------------------------------------------------------------------
+
+
 OWED_MAX = 1024
 """Most held prefills that wait for a worker to fetch them; the oldest are left to their time-out."""
 
@@ -189,6 +192,9 @@ def abort(core: RouterState, request: RoutedRequest, attempt: int, target: Targe
     worker = core.roster.get(target.worker)
     if worker is not None:
         worker.breaker.released()
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def close(

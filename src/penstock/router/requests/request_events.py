@@ -315,6 +315,9 @@ def _running_request(core: RouterState, request: RequestId, attempt: int, *phase
     return found
 
 
+# --- hedging ----------------------------------------------------------------------------------------------------------
+
+
 def hedge_wanted(core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos) -> bool:
     """Tell whether a request that has waited for its first token is to be sent to a second worker."""
     settings = core.settings.hedge

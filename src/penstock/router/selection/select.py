@@ -37,6 +37,8 @@ from penstock.router.settings import Mode
 from penstock.router.stage_graph import FINAL, does_all
 from penstock.router.workers.roster import RosterWorker
 
+# --- candidates -------------------------------------------------------------------------------------------------------
+
 
 class Eligible(NamedTuple):
     """Candidates, those excluded with their reasons, and whether the request's own preferences excluded all of them."""

@@ -156,6 +156,9 @@ def _remove_worker(core: RouterState, worker: RosterWorker, reason: str) -> None
     core.freed[card.model] = None
 
 
+# --- LoRA adapters ----------------------------------------------------------------------------------------------------
+
+
 def adapters_listed(core: RouterState, now: Nanos, event: AdaptersListed) -> None:
     worker = _worker_of(core, event.worker, event.epoch)
     if worker is not None:
@@ -263,6 +266,9 @@ def _pool_of(core: RouterState, worker: RosterWorker) -> ModelPool:
     return core.pools[worker.card.model]
 
 
+# --- KV events --------------------------------------------------------------------------------------------------------
+
+
 def observed(core: RouterState, now: Nanos, event: KvObserved) -> None:
     target = Target(event.worker, event.rank)
     stream, pool = _stream_of(core, target, event.epoch)
@@ -335,6 +341,9 @@ def _apply_outcome(core: RouterState, pool: ModelPool, target: Target, outcome: 
         )
     if outcome.note is not None:
         core.note("kv_stream", f"worker {target}: {outcome.note}", worker=target.worker)
+
+
+# --- other routers ----------------------------------------------------------------------------------------------------
 
 
 STALE_AFTER = 300.0
