@@ -266,7 +266,7 @@ SUITES = (
     Suite(
         "vllm-adapters",
         below("tests/vllm", "adapters"),
-        subject=(*sources("router/adapters", "frontend/prompt"), *SERVERS),
+        subject=(*sources("router/workers", "frontend/prompt"), *SERVERS),
         needs=("vllm",),
         requires=("vllm",),
     ),
@@ -286,7 +286,7 @@ SUITES = (
                 *(f"adapters/engines/dialects/{name}.py" for name in ("dialect", "kv_transfer_protocol", "sglang"))
             ),
             *sources("adapters/engines/describe.py", "adapters/engines/kv_events", "frontend/exchange/stages"),
-            *sources("router/kv_index", "router/requests/handoff.py", "router/requests/stage_graph.py"),
+            *sources("router/kv_index", "router/requests/handoff.py", "router/stage_graph.py"),
             *("src/penstock/runtime/kv_events", "tests/engine_venv.py", "tests/vllm/setup/checkpoint.py"),
         ),
         select="",

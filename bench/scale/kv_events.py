@@ -157,7 +157,7 @@ class Frontend:
 
     def holds(self) -> dict[Target, set[int]]:
         """Return what the index says of one engine in `SAMPLED`."""
-        exact = self.router.pools[MODEL].exact
+        exact = self.router.pools[MODEL].index.exact
         assert isinstance(exact, ExactIndex)
         return {target: exact.blocks_of(target) for target in sorted(exact.targets())[::SAMPLED]}
 
@@ -173,11 +173,11 @@ class Frontend:
 
     @property
     def streams(self) -> Any:
-        return self.router.pools[MODEL].streams.values()
+        return self.router.pools[MODEL].index.streams.values()
 
     @property
     def pairs(self) -> int:
-        exact = self.router.pools[MODEL].exact
+        exact = self.router.pools[MODEL].index.exact
         assert exact is not None
         return len(exact)
 

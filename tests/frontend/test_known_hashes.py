@@ -71,7 +71,8 @@ def test_other_adapters_salts_and_block_sizes_are_other_prompts(hashed: list[int
 def test_the_longest_unused_chunks_go() -> None:
     known = KnownHashes()
     known.block_hashes(array("I", range(2 * CHUNK)), SIZE)
-    known.bytes_max = known.bytes
+    known = KnownHashes(bytes_max=known.bytes)
+    known.block_hashes(array("I", range(2 * CHUNK)), SIZE)
     assert len(known) == 2
     known.block_hashes(array("I", range(CHUNK)), SIZE)
     known.block_hashes(array("I", range(9, CHUNK + 9)), SIZE)

@@ -28,7 +28,7 @@ async def test_what_is_known_of_an_engine_is_told_to_another_frontend() -> None:
         assert blocks is not None and blocks.sequence == 0
         [event] = blocks.events
         assert isinstance(event, KvStored) and event.hashes == [7, 8] and event.blocks is not None
-        exact = s.router.pools["m"].exact
+        exact = s.router.pools["m"].index.exact
         assert exact is not None and exact.blocks_of(Target(worker)) == set(event.blocks)
         assert await client.ask(msgspec.structs.replace(card, id=WorkerId("nobody")), 0) is None
         await client.close()

@@ -76,11 +76,11 @@ async def test_an_unary_answer_is_read_for_its_usage(two: tuple[Stand, Picker]) 
 
 async def test_an_answer_that_passed_elsewhere_ends_with_unknown_output(two: tuple[Stand, Picker]) -> None:
     found, picker = two
-    before = found.router.pools["m"].output_mean
+    before = found.router.pools["m"].counts.output_mean
     picked = await picker.pick(ask())
     picked.ended()
     assert found.records[0].outcome == "ok"
-    assert found.router.pools["m"].output_mean == before, "an output that nobody counted is not one of 0 tokens"
+    assert found.router.pools["m"].counts.output_mean == before, "an output that nobody counted is not one of 0 tokens"
 
 
 async def test_a_fallback_moves_the_request_to_the_worker_that_serves_it(two: tuple[Stand, Picker]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from penstock.report.planner.scheduled_report import ScheduledReport
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
@@ -16,6 +15,7 @@ from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult, TickRecord
 from penstock.report.planner.planner_analysis import analyse, calibration
 from penstock.report.planner.planner_report_page import planner_page, read_ticks, write_planner_report
+from penstock.report.planner.scheduled_report import ScheduledReport
 from tests.page.documents import charts, document_of, words
 from tests.report.planner_runs import request, tick, wave, write
 from tests.report.run_folders import NASTY

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock.kernel.values import RequestId, Target, WorkerId
 from penstock.router.workers.active_sequences import ActiveSequences, TargetLoad
 from tests.depth import deep
+from tests.router.written_states import written
 
 A, B = Target(WorkerId("a")), Target(WorkerId("b"))
 CHAINS = [[1, 2, 3, 4], [1, 2, 7, 8, 9], [5, 6], []]
@@ -97,7 +98,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def through_a_snapshot(self) -> None:
         other = ActiveSequences()
-        other.restore(self.active.snapshot())
+        other.restore(written(self.active))
         assert other.snapshot() == self.active.snapshot()
         self.active = other
 

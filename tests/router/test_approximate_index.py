@@ -8,6 +8,7 @@ from penstock.kernel.machine import SECOND
 from penstock.kernel.values import Target, WorkerId
 from penstock.router.kv_index.approximate_index import ApproximateIndex
 from tests.depth import deep
+from tests.router.written_states import written
 
 TARGETS = [Target(WorkerId("a")), Target(WorkerId("a"), 1), Target(WorkerId("b"))]
 A, RANK, B = TARGETS
@@ -80,10 +81,10 @@ class ApproximateMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        saved = self.index.snapshot()
+        saved = written(self.index)
         self.index = ApproximateIndex(ttl=TTL, blocks_max=self.most)
         self.index.restore(saved)
-        assert self.index.snapshot() == saved
+        assert written(self.index) == saved
 
     @invariant()
     def holds(self) -> None:
@@ -139,10 +140,10 @@ def test_what_a_gone_target_leaves_behind_is_cleared_in_steps() -> None:
     for _ in range(6):
         index.check()
         index.overlap([], 0)
-    assert len(index.snapshot()["masks"]) == 1
+    assert len(index.snapshot().masks) == 1
     index.routed(RANK, [5], now=0)
     index.check()
-    assert len(index.snapshot()["slots"]["pairs"]) == 2, "the bit is free again"
+    assert len(index.snapshot().slots.pairs) == 2, "the bit is free again"
 
 
 def test_a_prompt_that_comes_again_refreshes_stretches_and_not_blocks() -> None:
@@ -163,8 +164,8 @@ def test_a_prompt_that_comes_again_refreshes_stretches_and_not_blocks() -> None:
 
 
 def _stretches(index: ApproximateIndex) -> list[tuple[int, int]]:
-    (held,) = index.snapshot()["until"]
-    return [(until, len(blocks)) for until, blocks in held[1]]
+    (held,) = index.snapshot().slot_blocks.values()
+    return [(until, len(blocks)) for until, blocks in held]
 
 
 def test_blocks_that_agree_in_their_hash_cost_nothing_but_a_guess() -> None:
@@ -172,4 +173,4 @@ def test_blocks_that_agree_in_their_hash_cost_nothing_but_a_guess() -> None:
     for now, blocks in enumerate(([1, 2, 1, 2], [5, 2, 6], [1, 9, 9], [7, 7, 7, 7, 7])):
         index.routed(A, blocks, now)
     assert index.overlap([1, 2], 30) == {} and len(index) == 0
-    assert index.snapshot()["masks"] == []
+    assert index.snapshot().masks == {}

@@ -11,6 +11,7 @@ from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.indexer import HeldBlocks
 from penstock.runtime.kv_events.engine_blocks import EngineBlocks
 from tests.depth import deep
+from tests.router.written_states import written
 
 SIZE, DEPTH = 4, 9
 CHAINS = [[(chain if place >= 3 * SIZE else 0) * 100 + place for place in range(DEPTH * SIZE)] for chain in range(3)]
@@ -119,7 +120,7 @@ def test_what_is_expected_is_what_engines_find(first: int, windows: tuple[int, .
 
 def copied(index: ExactIndex) -> ExactIndex:
     again = ExactIndex(SIZE)
-    again.restore(index.snapshot())
+    again.restore(written(index))
     again.check()
     assert again.snapshot() == index.snapshot()
     return again
@@ -164,7 +165,7 @@ def test_kinds_of_windows_are_bounded_and_those_of_nobody_cost_nothing() -> None
         index.apply(ONE, KvRemoved(hashes=[1], window=1000 + number))
         index.apply(ONE, Hybrid((1 + number,)).stored(0, 1 + number, [0], "device"))
     assert index.windowed(ONE) and index.counters.unplaced == 100, "84 too many; of the others the names are awaited"
-    assert len(index.snapshot()["windows"]) == 16 * 3
+    assert len(index.snapshot().windows) == 16 * 3
     index.remove(ONE)
     index.apply(TWO, Hybrid(()).stored(0, 0, [0], "device"))
     assert not index.windowed() and index.overlap(block_hashes(CHAINS[0], SIZE))[TWO].device == 1

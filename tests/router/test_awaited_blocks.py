@@ -15,6 +15,7 @@ from penstock.router.kv_index import engine_hash_map
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.runtime.kv_events.engine_blocks import EngineBlocks
 from tests.depth import deep
+from tests.router.written_states import written
 
 SIZE, CHAINS, DEPTH = 4, 6, 5
 TARGET = Target(WorkerId("w"), 0)
@@ -129,10 +130,10 @@ def test_random_announcements_end_as_a_model_of_them_says(seed: int) -> None:
         for each in kept.apply(event):
             early.apply(TARGET, each)
         if number % 40 == 20:
-            saved = direct.snapshot()
+            saved = written(direct)
             direct = index(native=False)
             direct.restore(saved)
-            assert direct.snapshot() == saved
+            assert written(direct) == saved
         late = index(native=True)
         for each in kept.dump():
             late.apply(TARGET, each)

@@ -19,6 +19,7 @@ from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from tests.depth import deep
+from tests.router.written_states import written
 
 BLOCK = 2
 COPYING, PLAIN = Target(WorkerId("copying")), Target(WorkerId("plain"))
@@ -108,7 +109,7 @@ def test_the_router_knows_which_engines_announce_copies(engine, held):
     router.handle(0, WorkerJoined(card=card))
     events = [stored((1,), 0, False), stored((1,), 0, False), removed((1,))]
     router.handle(1, KvObserved(worker=card.id, rank=0, epoch=1, sequence=0, events=events))
-    index = router.pools["m"].exact
+    index = router.pools["m"].index.exact
     assert index is not None and index.resident(COPYING) == held
 
 
@@ -156,7 +157,7 @@ class Copies(RuleBasedStateMachine):
 
     @rule()
     def reload(self):
-        saved = self.index.snapshot()
+        saved = written(self.index)
         self.index = ExactIndex(BLOCK, audit_every=3)
         self.index.restore(saved)
 

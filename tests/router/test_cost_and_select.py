@@ -23,16 +23,14 @@ from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import (
     COSTS,
     NOTHING,
-    TRANSFER_MS_PER_BLOCK,
-    block_cost,
-    latency_cost,
-)
-from penstock.router.selection.cost_table import (
     TOTALS,
+    TRANSFER_MS_PER_BLOCK,
     Candidates,
     CostTable,
     active_requests_of,
+    block_cost,
     cached_beside_most,
+    latency_cost,
     most_cached,
     totals_of,
 )
@@ -310,28 +308,28 @@ def test_columns_say_what_the_overlap_by_name_says(
     priced: dict[str, LoadCosts],
 ) -> None:
     place = {target(name): at for at, name in enumerate(reversed(NAMES))}
-    pool = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
-    pool.streams = {target(name): KvEventStream() for name in known}
-    pool.exact = mock.Mock(**{"windowed.return_value": False}) if hears else None
-    if pool.exact is not None:
-        pool.exact.overlap.return_value = {
+    pool = ModelPool("m", RouterSettings(mode="kv"))
+    pool.index.streams = {target(name): KvEventStream() for name in known}
+    pool.index.exact = mock.Mock(**{"windowed.return_value": False}) if hears else None
+    if pool.index.exact is not None:
+        pool.index.exact.overlap.return_value = {
             target(name): HeldBlocks(*tiers) for name, tiers in held.items() if any(tiers)
         }
         columns = [np.array([held[to.worker][tier] for to in place]) for tier in range(3)]
-        pool.exact.columns.return_value = columns[0], columns[1:] if columns[1].any() or columns[2].any() else []
-    pool.history, pool.predicted = (
+        pool.index.exact.columns.return_value = columns[0], columns[1:] if columns[1].any() or columns[2].any() else []
+    pool.index.history, pool.index.predicted = (
         None if depths is None else mock.Mock(spec=HistoryIndexer) for depths in (guessed, predicted)
     )
-    for index, depths in ((pool.history, guessed), (pool.predicted, predicted)):
+    for index, depths in ((pool.index.history, guessed), (pool.index.predicted, predicted)):
         if index is not None and depths is not None:
             index.overlap.return_value = {target(name): depth for name, depth in depths.items() if depth}
             index.column.return_value = column_of(index.overlap.return_value, place)
-    pool.block_size = 8
+    pool.index.block_size = 8
     prompt = Prompt(64, [1, 2, 3], estimated=not hashed)
     for name, costs in priced.items():
-        pool.tier_costs.report(WorkerId(name), costs)
+        pool.index.tier_costs.report(WorkerId(name), costs)
 
-    device, lower, source = pool.overlap_columns(prompt, place, 0)
+    device, lower, source = pool.index.overlap_columns(prompt, place, 0)
 
     nothing = np.zeros(len(place), dtype=int)
     device, source = nothing + device, nothing + source
@@ -340,41 +338,42 @@ def test_columns_say_what_the_overlap_by_name_says(
         to: HeldBlocks(int(device[at]), int(host[at]), int(disk[at]), SOURCES[source[at]], int(costly[at]))
         for to, at in place.items()
     }
-    assert {to: one for to, one in made.items() if one != NOTHING} == pool.overlaps(prompt, 0)
+    assert {to: one for to, one in made.items() if one != NOTHING} == pool.index.overlaps(prompt, 0)
 
 
 def test_only_what_a_worker_would_load_counts_in_the_cost() -> None:
     slow = LoadCosts(compute=1e-3, host_start=1e-3, host_token=1e-4, disk_start=1e-2, disk_token=2e-3)
-    pool, a, b = ModelPool("m", RouterSettings(mode="kv"), random.Random(1)), target("a"), target("b")
-    pool.block_size = 16
-    pool.exact = mock.Mock(**{"windowed.return_value": False})
-    pool.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9), b: HeldBlocks(2, 3, 9)}
-    pool.tier_costs.report(a.worker, slow)
+    pool, a, b = ModelPool("m", RouterSettings(mode="kv")), target("a"), target("b")
+    pool.index.block_size = 16
+    pool.index.exact = mock.Mock(**{"windowed.return_value": False})
+    pool.index.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9), b: HeldBlocks(2, 3, 9)}
+    pool.index.tier_costs.report(a.worker, slow)
     prompt = Prompt(40 * 16, list(range(20)))
-    assert pool.overlaps(prompt, 0) == {a: HeldBlocks(2, 3, 0, costly=9), b: HeldBlocks(2, 3, 9)}
+    assert pool.index.overlaps(prompt, 0) == {a: HeldBlocks(2, 3, 0, costly=9), b: HeldBlocks(2, 3, 9)}
     full = Prompt(14 * 16, list(range(14)))  # of its 14 blocks the last is computed anyway
     fast = msgspec.structs.replace(
         slow, disk_start=5.3e-3 * 16, disk_token=1e-4
     )  # pays for nine of them, not for eight
-    pool.tier_costs.report(a.worker, fast)
-    assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a].disk == 9
-    pool.tier_costs.report(a.worker, msgspec.structs.replace(fast, disk_start=6.8e-3 * 16))
-    assert pool.overlaps(prompt, 0)[a].disk == 9 and pool.overlaps(full, 0)[a] == HeldBlocks(2, 3, 0, costly=9)
-    restored = ModelPool("m", RouterSettings(mode="kv"), random.Random(1))
-    restored.tier_costs.restore(pool.tier_costs.snapshot())
-    assert restored.tier_costs.costs == pool.tier_costs.costs
-    pool.tier_costs.drop(a.worker)
-    assert pool.overlaps(full, 0)[a] == pool.overlaps(full, 0)[b]
+    pool.index.tier_costs.report(a.worker, fast)
+    assert pool.index.overlaps(prompt, 0)[a].disk == 9 and pool.index.overlaps(full, 0)[a].disk == 9
+    pool.index.tier_costs.report(a.worker, msgspec.structs.replace(fast, disk_start=6.8e-3 * 16))
+    assert pool.index.overlaps(prompt, 0)[a].disk == 9
+    assert pool.index.overlaps(full, 0)[a] == HeldBlocks(2, 3, 0, costly=9)
+    restored = ModelPool("m", RouterSettings(mode="kv"))
+    restored.index.tier_costs.restore(pool.index.tier_costs.snapshot())
+    assert restored.index.tier_costs.costs == pool.index.tier_costs.costs
+    pool.index.tier_costs.drop(a.worker)
+    assert pool.index.overlaps(full, 0)[a] == pool.index.overlaps(full, 0)[b]
 
 
 def test_a_prediction_counts_no_block_of_a_lower_tier_twice() -> None:
-    pool, a = ModelPool("m", RouterSettings(mode="kv"), random.Random(1)), target("a")
-    pool.exact = mock.Mock(**{"windowed.return_value": False})
-    pool.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9)}
-    pool.predicted = mock.Mock(spec=HistoryIndexer)
+    pool, a = ModelPool("m", RouterSettings(mode="kv")), target("a")
+    pool.index.exact = mock.Mock(**{"windowed.return_value": False})
+    pool.index.exact.overlap.return_value = {a: HeldBlocks(2, 3, 9)}
+    pool.index.predicted = mock.Mock(spec=HistoryIndexer)
     for depth, expected in ((4, (4, 1, 9)), (8, (8, 0, 6)), (20, (20, 0, 0))):
-        pool.predicted.overlap.return_value = {a: depth}
-        assert pool.overlaps(Prompt(640, [1, 2, 3]), 0)[a][:3] == expected
+        pool.index.predicted.overlap.return_value = {a: depth}
+        assert pool.index.overlaps(Prompt(640, [1, 2, 3]), 0)[a][:3] == expected
 
 
 def test_every_cost_function_has_its_columns() -> None:

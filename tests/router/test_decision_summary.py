@@ -11,9 +11,8 @@ from penstock.kernel.journal_frames import digest_of
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import Target, WorkerId, plain
 from penstock.router.events import Decision, Dispatch, Excluded, WorkerJoined
-from penstock.router.selection.cost_table import most_cached, place_of, ranked, second_of
-from penstock.router.selection.decision_summary import BYTES_MAX, DecisionSummaries
-from penstock.router.selection.packed_decision import restored, whole
+from penstock.router.selection.cost import most_cached, place_of, ranked, second_of
+from penstock.router.selection.decision_summary import BYTES_MAX, DecisionSummaries, restored, whole
 from penstock.testing.router_world import RouterWorld, arrived, card, prompt
 
 SIZES = (1, 4, 5, 23, 24, 100, 2000)

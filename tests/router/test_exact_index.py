@@ -16,9 +16,10 @@ from penstock.router.kv_index import engine_hash_map as names_module
 from penstock.router.kv_index.engine_hash_map import wordless
 from penstock.router.kv_index.exact_index import ExactIndex
 from penstock.router.kv_index.indexer import HeldBlocks
-from penstock.router.kv_index.spans.span import KEY, SPAN_MAX
+from penstock.router.kv_index.span_table import KEY, SPAN_MAX
 from tests.depth import deep
 from tests.router.radix_oracle import Path, RadixOracle
+from tests.router.written_states import written
 
 BLOCK = 2
 TARGETS = [Target(WorkerId("a")), Target(WorkerId("a"), 1), Target(WorkerId("b")), Target(WorkerId("c"))]
@@ -144,11 +145,10 @@ class World:
             self.oracle.remove(on, path, tier)
 
     def reload(self) -> None:
-        saved = self.index.snapshot()
+        saved = written(self.index)
         self.index = ExactIndex(BLOCK, audit_every=3)
         self.index.restore(saved)
-        assert self.index.snapshot() == saved
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(saved)) == saved, "a snapshot is plain data"
+        assert written(self.index) == saved
 
     def dump(self, on: Target) -> None:
         """Go on with an index that was told at one time what all targets hold: it must be as good."""
@@ -448,7 +448,7 @@ def test_clearing_often_needs_no_more_bits() -> None:
         index.apply(B, own((turn % 3, 1)))
         index.apply(A, KvCleared())
     assert len(index.overlap([])) == 0
-    assert len(index.snapshot()["slots"]["pairs"]) < 40
+    assert len(index.snapshot().slots.pairs) < 40
 
 
 def test_hashes_that_agree_in_the_maps_key_are_not_mixed_up() -> None:

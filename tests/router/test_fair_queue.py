@@ -20,8 +20,8 @@ from penstock.router.events import (
     SettingsChanged,
     Staged,
 )
-from penstock.router.requests.fair_queue import CROWDING, HELD, WINDOW, FairQueue, IdleOnly
-from penstock.router.requests.request_queue import QueuedRequest
+from penstock.router.fair_queue import CROWDING, HELD, WINDOW, FairQueue, IdleOnly
+from penstock.router.request_queue import QueuedRequest
 from penstock.router.router import Router
 from penstock.router.settings import HandoffSettings, QueueSettings, RouterSettings
 from penstock.router.workers.active_sequences import TargetLoad

@@ -32,9 +32,9 @@ from penstock.router.events import (
     WorkerLeft,
     WorkerMeasured,
 )
-from penstock.router.requests.embedding_table import EMBEDDING_BYTES
-from penstock.router.requests.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
+from penstock.router.pool_tables import EMBEDDING_BYTES
 from penstock.router.settings import AffinitySettings, DecodeSettings, HandoffSettings, PrefillSettings
+from penstock.router.stage_graph import FINAL, GRAPH, StagePath, remote_prefill, splits
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 from penstock.testing.router_world import BLOCK
 
@@ -79,7 +79,7 @@ def test_a_request_is_prefilled_handed_over_and_answered() -> None:
     assert [(leg.role, leg.target.worker) for leg in closed.legs] == [("prefill", "p0"), ("decode", "d0")]
     assert [leg.last for leg in closed.legs] == [SECOND // 5, SECOND * 8 // 10]
     assert none(world.effects, Release)
-    assert world.router.pools["m"].handoffs["done"] == 1
+    assert world.router.pools["m"].counts.handoffs["done"] == 1
 
 
 def test_load_counts_where_the_work_is() -> None:
@@ -123,7 +123,7 @@ def test_a_short_prompt_goes_straight_to_decode() -> None:
 
 
 def test_both_bounds_of_the_length_rule_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.router.requests.stage_graph.NEW_SHARE_MAX", 0.5)
+    monkeypatch.setattr("penstock.router.stage_graph.NEW_SHARE_MAX", 0.5)
     settings = HandoffSettings(conditional="thresholds", new_tokens_max=100)
 
     def way(new: int) -> StagePath:
@@ -235,7 +235,7 @@ def test_a_failed_prefill_is_done_where_it_is_decoded_within_a_budget(monkeypatc
     world.post(arrived("r"))
     again = only(world.post(Failed(id=R, attempt=1, reason="it broke", retryable=True)), Dispatch)
     assert (again.stage, again.target.worker) == ("aggregated", "d0") and "it failed on p" in again.decision.flow
-    assert world.router.pools["m"].handoffs["fallback"] == 1
+    assert world.router.pools["m"].counts.handoffs["fallback"] == 1
     assert "prefill_fallback" in [e.kind for e in world.effects if isinstance(e, OperatorNote)]
     world.post(Finished(id=R, attempt=2, tokens=1))
     other = RequestId("s")
@@ -261,7 +261,7 @@ def test_a_prefill_that_holds_nothing_is_done_again_where_it_is_decoded() -> Non
     world.post(arrived("r"))
     dispatch = only(world.post(Staged(id=R, attempt=1, kv_retained=False)), Dispatch)
     assert (dispatch.stage, dispatch.handoff) == ("aggregated", None)
-    assert world.router.pools["m"].handoffs["empty"] == 1
+    assert world.router.pools["m"].counts.handoffs["empty"] == 1
 
 
 def test_a_client_that_leaves_during_the_prefill_leaves_nothing_held() -> None:
@@ -330,7 +330,7 @@ def test_kv_whose_holder_is_gone_is_computed_again() -> None:
     world.post(WorkerLeft(worker=WorkerId("p0"), epoch=1, reason="killed"))
     effects = world.post(Failed(id=R, attempt=2, reason="could not fetch", retryable=True))
     assert only(effects, Dispatch).stage == "aggregated" and none(effects, Release)
-    assert world.router.pools["m"].handoffs["lost"] == 1
+    assert world.router.pools["m"].counts.handoffs["lost"] == 1
 
 
 def test_a_worker_that_says_it_could_not_fetch_is_not_blamed_for_a_holder_that_died() -> None:
@@ -427,7 +427,7 @@ def test_the_same_content_is_encoded_once_whoever_asks() -> None:
     assert leg is None and (closed.media, closed.media_cached) == (2, 2) and "encoded already" in flow
     leg, closed, _ = encoded(world, "t", CAT, MediaItem("cow"), MediaItem())
     assert leg is not None and leg.encode == (1, 2), "what has no name is encoded each time"
-    assert world.router.pools["m"].media == {"cached": 4, "encoded": 4, "failed": 0, "here": 0}
+    assert world.router.pools["m"].counts.media == {"cached": 4, "encoded": 4, "failed": 0, "here": 0}
     assert encoded(world, "u")[1].media_cached is None, "nothing was asked of a text"
 
 
@@ -445,7 +445,7 @@ def test_content_that_is_being_encoded_goes_to_the_same_worker_from_any_router()
 
 
 def media_counts(world: RouterWorld) -> dict[str, int]:
-    return world.router.pools["m"].media
+    return world.router.pools["m"].counts.media
 
 
 def test_only_what_was_encoded_counts_as_encoded() -> None:
@@ -585,7 +585,7 @@ def test_an_engine_that_changes_its_role_keeps_what_is_known_of_it() -> None:
     again = only(world.post(arrived("again", [*tokens, *prompt(2, 16)])), Dispatch)
     costs = {cost.target.worker: cost.overlap_tokens for cost in again.decision.candidates}
     assert again.stage == "aggregated" and costs["p0"] == 64
-    assert world.router.pools["m"].roles == {"aggregated": 1, "decode": 1}
+    assert world.router.pools["m"].roles.workers == {"aggregated": 1, "decode": 1}
 
 
 def test_kv_is_fetched_from_a_worker_that_has_changed_its_role_meanwhile() -> None:
@@ -674,7 +674,7 @@ def test_a_failed_prefill_of_a_pair_is_never_done_by_the_one_that_decodes() -> N
     stages = [(one.stage, one.target.worker) for one in sent if isinstance(one, Dispatch)]
     other = "p1" if first.target.worker == "p0" else "p0"
     assert stages == [("prefill", other), ("decode", "d0")]
-    assert world.router.pools["m"].handoffs["fallback"] == 0
+    assert world.router.pools["m"].counts.handoffs["fallback"] == 0
 
 
 def test_what_no_pair_can_answer_is_refused_once_with_its_reason() -> None:
@@ -720,6 +720,6 @@ def test_a_link_that_fails_while_both_sides_answer_is_avoided_and_named() -> Non
     assert "the last 3 hand-offs from p0 to d0 failed, although both answer: KVTransferError" in finding.text
     again = RouterWorld()
     again.router.restore(world.router.snapshot())
-    assert again.router.pools["m"].links == world.router.pools["m"].links
+    assert again.router.pools["m"].roles.links == world.router.pools["m"].roles.links
     world.post(WorkerJoined(card=d("d0", epoch=2, **fixed)))
-    assert world.router.pools["m"].links == {}, "it was restarted"
+    assert world.router.pools["m"].roles.links == {}, "it was restarted"

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, WorkerId
 from penstock.router.events import Dispatch, Finished, KvObserved, ReplayEnded, ReplayWanted
-from penstock.router.kv_index.kv_event_stream import COMPARED, PLAIN_STATE, KvEventStream, StreamOutcome
+from penstock.router.kv_index.kv_event_stream import COMPARED, NUMBERS, KvEventStream, StreamOutcome
 from penstock.testing import RouterWorld, arrived, card, only, prompt
+from tests.router.written_states import written
 
 W = WorkerId("w")
 
@@ -362,14 +363,14 @@ def test_a_snapshot_has_every_attribute() -> None:
     stream = KvEventStream()
     if not hasattr(stream, "__dict__"):
         pytest.skip("compiled: a class has no list of its attributes")
-    assert vars(stream).keys() == {*PLAIN_STATE, "_waiting", "_repeated"}
+    assert vars(stream).keys() == {*NUMBERS, "_waiting", "_repeated"}
 
 
 def test_a_snapshot_is_the_whole_stream() -> None:
     world = Believed()
     world.observe(batch(0, stored(1)), batch(2, stored(3), KvCleared()))
     other = KvEventStream()
-    other.restore(world.stream.snapshot())
+    other.restore(written(world.stream))
     assert other.snapshot() == world.stream.snapshot()
     event = answer(batch(1, stored(2)))
     assert other.replayed(event) == world.stream.replayed(event)
@@ -549,6 +550,6 @@ def test_routing_history_adds_nothing_to_a_late_listeners_events() -> None:
     pool, tokens = world.router.pools["m"], prompt(3, 64)
     first = only(world.post(arrived("r", tokens)), Dispatch)
     world.post(Finished(id=first.id, attempt=1, tokens=1))
-    assert pool.kv_state(first.target) == "late"
-    held = pool.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
+    assert pool.index.kv_state(first.target) == "late"
+    held = pool.index.overlaps(arrived("again", tokens).prompt, world.now + 60 * SECOND)
     assert held == {}, "its events say nothing of it, and they came since before we asked"

@@ -35,7 +35,7 @@ from penstock.router.settings import (
 )
 from penstock.router.status import findings
 from penstock.router.status_rows import WorkerStatus
-from penstock.router.workers.replica_sync import STALE_AFTER
+from penstock.router.workers.worker_events import STALE_AFTER
 from penstock.testing import RouterWorld, arrived, card, only, prompt
 from penstock.testing.router_world import BLOCK
 
@@ -112,7 +112,7 @@ def test_an_engine_that_has_less_than_it_announced_is_named_and_asked_anew() -> 
     answered(world, COMPARED, 144, text)
     assert not findings(world.router, world.now)
     wanted = only(answered(world, COMPARED, 0, text), ReplayWanted)
-    assert wanted.first == 0 and world.router.pools["m"].kv_state(Target(A)) == "approximate"
+    assert wanted.first == 0 and world.router.pools["m"].index.kv_state(Target(A)) == "approximate"
     [finding] = [each for each in findings(world.router, world.now) if "less cached" in each.text]
     assert "a has less cached" in finding.text and "0 tokens of a prompt where 144 were expected" in finding.text
     assert "prefix caching may be off" in finding.hint
@@ -214,7 +214,7 @@ def test_without_weight_on_overlap_no_index_is_kept() -> None:
     for settings in ({"cost": CostSettings(overlap_credit=0, host_credit=0, disk_credit=0)}, {"mode": "round_robin"}):
         world = two(**settings)
         pool = world.router.pools["m"]
-        assert pool.exact is None and pool.history is None and not pool.streams
+        assert pool.index.exact is None and pool.index.history is None and not pool.index.streams
         world.post(stored(B, prompt(1)))
         sent(world, "r", prompt(1))
 
@@ -227,7 +227,7 @@ def test_a_gap_is_asked_for_and_healed() -> None:
     assert (wanted.worker, wanted.first) == ("b", 1)
     world.post(ReplayEnded(id=wanted.id, batches=[stored(B, text, 1)]))
     assert sent(world, "r", text).decision.expected_cached_tokens == 144
-    assert world.router.pools["m"].kv_state(Target(B)) == "exact"
+    assert world.router.pools["m"].index.kv_state(Target(B)) == "exact"
 
 
 def test_a_gap_beyond_replay_drops_what_was_known_and_says_so() -> None:
@@ -237,7 +237,7 @@ def test_a_gap_beyond_replay_drops_what_was_known_and_says_so() -> None:
     wanted = only(world.post(stored(B, prompt(7), 2)), ReplayWanted)
     world.post(ReplayEnded(id=wanted.id, batches=None))
     assert sent(world, "r", text).decision.expected_cached_tokens == 0
-    assert world.router.pools["m"].kv_state(Target(B)) == "approximate"
+    assert world.router.pools["m"].index.kv_state(Target(B)) == "approximate"
     assert any("lost beyond replay" in f.text for f in findings(world.router, world.now))
 
 
@@ -245,7 +245,7 @@ def test_an_event_source_that_is_gone_is_said() -> None:
     world = two()
     world.post(stored(B, prompt(5), 0))
     world.post(KvSourceLost(worker=B, rank=0, reason="socket closed"))
-    assert world.router.pools["m"].kv_state(Target(B)) == "approximate"
+    assert world.router.pools["m"].index.kv_state(Target(B)) == "approximate"
 
 
 def test_events_of_a_former_epoch_are_dropped() -> None:

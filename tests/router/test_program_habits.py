@@ -1,14 +1,13 @@
 """What the router learns of programs: output lengths and pauses, bounded, and what it does with them."""
 
-import json
-
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId, WorkerId
 from penstock.router.events import Closed, Dispatch, Finished, FirstToken, Preferences
-from penstock.router.requests.program_habits import PROGRAMS_MAX, ProgramHabits, prefetch_after
+from penstock.router.pool_tables import PROGRAMS_MAX, HabitsState, ProgramHabits, prefetch_after
 from penstock.router.router import Router
 from penstock.router.settings import CostSettings
 from penstock.testing import RouterWorld, arrived, card, only, prompt
+from tests.router.written_states import written
 
 
 def test_an_estimate_needs_some_observations_and_follows_what_changes() -> None:
@@ -35,7 +34,7 @@ def test_tables_are_bounded_and_the_longest_unused_goes() -> None:
     assert habits.output("p0") is None and habits.output("kept") == 10
     assert [len(table) for table in habits.snapshot()[:3]] == [PROGRAMS_MAX, 0, PROGRAMS_MAX]
     again = ProgramHabits()
-    again.restore(json.loads(json.dumps(habits.snapshot())))
+    again.restore(written(habits, HabitsState))
     assert again.snapshot() == habits.snapshot()
 
 

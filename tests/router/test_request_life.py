@@ -20,7 +20,7 @@ from penstock.router.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from penstock.router.requests.routed_request import TRANSITIONS
+from penstock.router.routed_request import TRANSITIONS
 from penstock.router.settings import BreakerSettings, QueueSettings
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 
@@ -489,7 +489,7 @@ class TestFleetLimits:
     @staticmethod
     def limits(world: RouterWorld) -> tuple[int, int]:
         pool = world.router.pools["m"]
-        return pool.waiting_max, pool.inflight_max
+        return pool.roles.waiting_max, pool.roles.inflight_max
 
     def test_they_grow_and_shrink_with_the_fleet(self) -> None:
         world = RouterWorld(*(card(f"w{n}", max_num_seqs=256) for n in range(100)))

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import RequestId
-from penstock.router.requests.request_queue import POLICIES, QueuedRequest, RequestQueue
+from penstock.router.request_queue import POLICIES, QueuedRequest, RequestQueue
 from penstock.router.settings import QueueSettings
 from tests.depth import deep
+from tests.router.written_states import written
 
 
 def waiting(name: str, arrived: float = 0.0, **changes: int) -> QueuedRequest:
@@ -133,7 +134,7 @@ def test_it_serves_as_a_sorted_list_would(policy: str, rows: list[tuple[int, int
     score = POLICIES[policy]  # type: ignore[index]
     wanted = [item.id for item, _ in sorted(kept, key=lambda pair: (-pair[0].strict, -score(pair[0]), pair[1]))]
     restored = filled(policy)
-    restored.restore(queue.snapshot())
+    restored.restore(written(queue))
     assert set(drain(restored)) == set(wanted)
     assert drain(queue) == wanted
 

@@ -5,9 +5,9 @@ import pytest
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import WorkerId
 from penstock.router.settings import BreakerSettings
-from penstock.router.workers.circuit_breaker import CircuitBreaker
-from penstock.router.workers.roster import Roster
+from penstock.router.workers.roster import CircuitBreaker, Roster
 from penstock.testing import card
+from tests.router.written_states import written
 
 A = WorkerId("a")
 
@@ -56,7 +56,7 @@ def test_a_roster_survives_a_snapshot() -> None:
     worker.cordons.append("operator")
     worker.speed = (0.0, 1e-4, 0.0, 1e-6)
     other = Roster()
-    other.restore(roster.snapshot())
+    other.restore(written(roster))
     assert other.snapshot() == roster.snapshot() and other.workers == roster.workers
 
 
@@ -86,7 +86,7 @@ def test_a_breaker_opens_where_half_of_the_last_requests_fail_and_not_below() ->
 
 
 def test_the_wait_doubles_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.router.workers.circuit_breaker.OPEN_MAX", 3.0)
+    monkeypatch.setattr("penstock.router.workers.roster.OPEN_MAX", 3.0)
     settings = BreakerSettings(failures=1, open_for=1.0)
     breaker = CircuitBreaker()
     now = 0

@@ -15,8 +15,7 @@ from penstock.kernel.journal_frames import packed
 from penstock.kernel.values import plain
 from penstock.router.events import Decision, OperatorNote, PluginLeftOut, Preferences
 from penstock.router.router import Router
-from penstock.router.selection.decision_summary import DecisionSummaries
-from penstock.router.selection.packed_decision import whole
+from penstock.router.selection.decision_summary import DecisionSummaries, whole
 from penstock.router.settings import AffinitySettings, CostSettings, RouterPluginSettings
 from penstock.runtime.node.plugin_watch import OVERRUNS_MAX, STALL, PluginWatch
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
@@ -115,7 +114,7 @@ def test_rows_and_columns_agree_to_the_last_bit(settings: dict[str, Any]) -> Non
     affinity = AffinitySettings(mode="soft")
     decisions = []
     for limit in (24, 1000):
-        with mock.patch("penstock.router.model_pool.COLUMNS_MIN", limit):
+        with mock.patch("penstock.router.selection.select.COLUMNS_MIN", limit):
             world = fleet(40, plugins=plugins, affinity=affinity, **settings)
             for number in range(60):
                 wish = Preferences(session=f"s{number % 7}")

@@ -21,6 +21,7 @@ from penstock.router.workers.run_load import RunLoad
 from penstock.simulate.prefix_tree import PrefixTree
 from penstock.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
+from tests.router.written_states import written
 
 TARGETS = [Target(WorkerId(f"w{n}"), 0) for n in range(3)]
 PLACE = {target: place for place, target in enumerate([Target(WorkerId("idle"), 0), *reversed(TARGETS)])}
@@ -121,8 +122,8 @@ class Twins(RuleBasedStateMachine):
     @rule()
     def write_down_and_read_again(self) -> None:
         history, index = RunHistory(ttl=5, blocks_max=20), RunIndex(16)
-        history.restore(self.history.snapshot())
-        index.restore(self.index.snapshot())
+        history.restore(written(self.history))
+        index.restore(written(self.index))
         assert history.snapshot() == self.history.snapshot() and index.snapshot() == self.index.snapshot()
         self.history, self.index = history, index
 

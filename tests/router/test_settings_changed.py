@@ -102,7 +102,7 @@ def test_a_pool_that_comes_later_keeps_the_index_that_the_others_keep() -> None:
     world = RouterWorld(card("a"))
     change(world, cost=CostSettings(overlap_credit=0.0, host_credit=0.0))
     world.post(WorkerJoined(card=card("b", model="later")))
-    assert world.router.pools["later"].exact is not None
+    assert world.router.pools["later"].index.exact is not None
     assert world.router.pools["later"].settings.cost.overlap_credit == 0.0
 
 

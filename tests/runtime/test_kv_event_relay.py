@@ -103,13 +103,13 @@ class Side:
 
     @property
     def held(self) -> set[int]:
-        exact = self.router.pools["m"].exact
+        exact = self.router.pools["m"].index.exact
         assert exact is not None
         return exact.blocks_of(TARGET)
 
     @property
     def stream(self) -> Any:
-        return self.router.pools["m"].streams[TARGET]
+        return self.router.pools["m"].index.streams[TARGET]
 
     async def close(self) -> None:
         await self.feeds.close()

@@ -64,8 +64,8 @@ async def test_the_router_learns_what_loading_from_tiers_costs() -> None:
     server = await start(settings, cache=TierPlan(host=1 << 30, disk=1 << 32))
     stand = Stand(server.url, {TIERS_LABEL: "lru"})
     try:
-        await stand.until(lambda row: stand.router.pools["sim"].tier_costs.costs)
-        costs, tiers = stand.router.pools["sim"].tier_costs.costs[W], server.live.engine.tiers
+        await stand.until(lambda row: stand.router.pools["sim"].index.tier_costs.costs)
+        costs, tiers = stand.router.pools["sim"].index.tier_costs.costs[W], server.live.engine.tiers
         assert tiers is not None and costs == tiers.costs(server.live.now())
         assert 0 < costs.host_token < costs.disk_token and costs.compute > 0 and not costs.own_host
     finally:

@@ -107,16 +107,16 @@ class Side:
 
     @property
     def index(self) -> ExactIndex:
-        exact = self.router.pools["m"].exact
+        exact = self.router.pools["m"].index.exact
         assert isinstance(exact, ExactIndex)
         return exact
 
     @property
     def states(self) -> list[str]:
-        return [self.router.pools["m"].kv_state(Target(engine.card.id)) for engine in self.engines]
+        return [self.router.pools["m"].index.kv_state(Target(engine.card.id)) for engine in self.engines]
 
     def stream(self, engine: Engine) -> Any:
-        return self.router.pools["m"].streams[Target(engine.card.id)]
+        return self.router.pools["m"].index.streams[Target(engine.card.id)]
 
     async def current(self) -> None:
         """Wait until all is known of every engine."""

@@ -14,7 +14,7 @@ from penstock.kernel.values import Prompt, RequestId, Target, WorkerCard, Worker
 from penstock.router.events import OperatorNote, PeerUpdate, Placement, Publish, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
-from penstock.router.workers.replica_sync import STALE_AFTER
+from penstock.router.workers.worker_events import STALE_AFTER
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
 from penstock.runtime.live_driver import LiveDriver
 

@@ -66,7 +66,7 @@ def plans(case: dict[str, Any]) -> SimulationPlan:
 def test_runs_and_blocks_come_to_the_same(case: dict[str, Any]) -> None:
     plan = plans(case)
     traffic = chat(40, rate=4.0, seed=case["seed"])
-    with mock.patch("penstock.router.prompt_forms.APPROXIMATE_BLOCKS_MAX", case["approximate_max"]):
+    with mock.patch("penstock.router.kv_index.pool_index.APPROXIMATE_BLOCKS_MAX", case["approximate_max"]):
         runs = Run(plan, traffic)
         blocks = Run(msgspec.structs.replace(plan, by_block=True), traffic)
     assert runs.bytes() == blocks.bytes()
@@ -100,6 +100,6 @@ def test_prices_in_columns_and_one_by_one_come_to_the_same(case: dict[str, Any],
     traffic = chat(20, rate=4.0, seed=case["seed"])
     one_by_one = Run(plan, traffic)
     few = mock.patch("penstock.router.kv_index.runs.run_reach.ROW_MIN", 2)
-    with mock.patch("penstock.router.model_pool.COLUMNS_MIN", 1), few:
+    with mock.patch("penstock.router.selection.select.COLUMNS_MIN", 1), few:
         columns = Run(msgspec.structs.replace(plan, checked=True), traffic)
     assert columns.bytes() == one_by_one.bytes()

@@ -341,7 +341,7 @@ class Cluster:
             assert end.isl == self.isl[request], "a migration must not change what the prompt is said to be"
             self.migrations += end.migrations
         assert not self.router.requests
-        self.handoffs = sum(pool.handoffs["done"] for pool in self.router.pools.values())
+        self.handoffs = sum(pool.counts.handoffs["done"] for pool in self.router.pools.values())
         if not self.stranded:
             for engine in self.engines.values():
                 # One that the router lost sight of lets go by its own time-out.
@@ -349,16 +349,16 @@ class Cluster:
                     f"{engine.card.id} holds {engine.held} for nobody"
                 )
         for pool in self.router.pools.values():
-            assert len(pool.active) == 0 and len(pool.queue) == 0 and pool.inflight == 0
+            assert len(pool.active) == 0 and len(pool.queue) == 0 and pool.counts.inflight == 0
 
     def overclaimed(self) -> list[str]:
         """Return where the index claims blocks that a living engine does not hold."""
         pool = self.router.pools[MODEL]
-        if pool.exact is None:
+        if pool.index.exact is None:
             return []
         wrong = []
         for worker, engine in self.engines.items():
-            held = pool.exact.blocks_of(Target(worker))
+            held = pool.index.exact.blocks_of(Target(worker))
             if engine.alive and engine.joined and not held <= set(engine.blocks):
                 wrong.append(f"{worker} claims {len(held - set(engine.blocks))} blocks too many")
         return wrong

@@ -3,11 +3,11 @@
 import pytest
 
 from penstock.router import model_pool
-from penstock.router.workers import circuit_breaker
+from penstock.router.workers import roster
 
 
 @pytest.fixture(autouse=True)
 def constants(monkeypatch):
     for name in ("FALLBACK_SHARE", "FALLBACK_BURST"):
         monkeypatch.setattr(model_pool, name, getattr(model_pool, name))
-    monkeypatch.setattr(circuit_breaker, "OPEN_MAX", 2.0)
+    monkeypatch.setattr(roster, "OPEN_MAX", 2.0)

@@ -48,11 +48,11 @@ def test_without_faults_the_index_equals_the_caches() -> None:
         cluster = Cluster(seed, faults=False)
         cluster.finish()
         pool = cluster.router.pools[MODEL]
-        if pool.exact is None:
+        if pool.index.exact is None:
             continue
-        for target, stream in pool.streams.items():
+        for target, stream in pool.index.streams.items():
             assert stream.state == "exact"
-            assert pool.exact.blocks_of(target) == set(cluster.engines[target.worker].blocks), f"seed {seed}"
+            assert pool.index.exact.blocks_of(target) == set(cluster.engines[target.worker].blocks), f"seed {seed}"
 
 
 def test_the_same_seed_gives_the_same_effects_byte_for_byte() -> None:

@@ -43,26 +43,26 @@ class Observer:
         """Return the number of the batch that it expects next, or -1 where it does not hear that worker."""
 
         def read(pool: ModelPool) -> int:
-            stream = pool.streams.get(Target(WorkerId(worker)))
+            stream = pool.index.streams.get(Target(WorkerId(worker)))
             return -1 if stream is None else stream.next
 
         return self._in_loop(read, -1)
 
     def state(self, worker: str) -> str:
-        return self._in_loop(lambda pool: pool.kv_state(Target(WorkerId(worker))), "none")
+        return self._in_loop(lambda pool: pool.index.kv_state(Target(WorkerId(worker))), "none")
 
     def held(self, worker: str) -> set[int]:
         """Return our hashes of the blocks that it believes a worker to hold."""
 
         def read(pool: ModelPool) -> set[int]:
-            assert pool.exact is not None
+            assert pool.index.exact is not None
             pool.check()
-            return pool.exact.blocks_of(Target(WorkerId(worker)))
+            return pool.index.exact.blocks_of(Target(WorkerId(worker)))
 
         return self._in_loop(read, set())
 
     def index(self, read: Callable[[ExactIndex], T], absent: T) -> T:
-        return self._in_loop(lambda pool: absent if pool.exact is None else read(pool.exact), absent)
+        return self._in_loop(lambda pool: absent if pool.index.exact is None else read(pool.index.exact), absent)
 
     def _in_loop(self, read: Callable[[ModelPool], T], absent: T) -> T:
         async def inside() -> T:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from penstock.adapters.telemetry.request_span import Attribute, RequestSpan
 from penstock.router.events import Closed, Decision, Dispatch
-from penstock.router.requests.stage_graph import FINAL
-from penstock.router.selection.cost_table import place_of, second_of
+from penstock.router.selection.cost import place_of, second_of
+from penstock.router.stage_graph import FINAL
 
 
 def placed(span: RequestSpan, dispatch: Dispatch) -> None:

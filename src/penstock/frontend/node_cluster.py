@@ -77,7 +77,7 @@ class NodeCluster:
 
     def block_size(self, model: str) -> int:
         pool = self._node.router.pools.get(model)
-        return 64 if pool is None else pool.block_size
+        return 64 if pool is None else pool.index.block_size
 
     def ready(self, model: str) -> int:
         now = self.now()
@@ -89,17 +89,17 @@ class NodeCluster:
         if entry is None:
             return None
         pool, target = self._node.router.pools[entry.card.model], Target(worker)
-        index = pool.exact
+        index = pool.index.exact
         if not isinstance(index, ExactIndex):
-            return BelievedBlocks(pool.kv_state(target), ((), ()))
+            return BelievedBlocks(pool.index.kv_state(target), ((), ()))
         ranks = [Target(worker, rank) for rank in range(entry.card.ranks)]
         host, disk = ([name for rank in ranks for name in index.engine_hashes(rank, tier)] for tier in TIERS[1:])
-        return BelievedBlocks(pool.kv_state(target), (host, disk))
+        return BelievedBlocks(pool.index.kv_state(target), (host, disk))
 
     def kv_events(self) -> Mapping[tuple[str, str], int]:
         counts: dict[tuple[str, str], int] = {}
         for pool in self._node.router.pools.values():
-            counters = None if pool.exact is None else pool.exact.counters
+            counters = None if pool.index.exact is None else pool.index.exact.counters
             for (kind, result), names in _KV_RESULTS.items():
                 count = sum(int(getattr(counters, name, 0)) for name in names)
                 counts[kind, result] = counts.get((kind, result), 0) + count

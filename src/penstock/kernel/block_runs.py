@@ -360,7 +360,7 @@ class Aged:
         """Return the state as plain data."""
         return [list(stretch) for stretch in self.stretches()]
 
-    def restore(self, state: list[list[int]]) -> None:
+    def restore(self, state: Sequence[Sequence[int]]) -> None:
         """Become what `snapshot` wrote."""
         self.__init__()  # type: ignore[misc]
         for run, start, end, stamp in state:

@@ -19,6 +19,7 @@ Snapshot = dict[str, Any]
 """Plain data (numbers, strings, bytes, lists, dicts) with a ``version`` key."""
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
@@ -81,9 +82,27 @@ def nanos(duration: float) -> Nanos:
     return round(duration * SECOND)
 
 
+def state_of(part: object, state: type[S]) -> S:
+    """Return a machine's part as a state: a struct whose fields are those attributes of the part that it is made of.
+
+    An attribute that is a part itself, which is what has a ``snapshot``, gives its own.
+    """
+    return state(**{name: _state_or_value(getattr(part, name)) for name in state.__struct_fields__})
+
+
+def take_state(part: object, state: msgspec.Struct) -> None:
+    """Become the part of which `state_of` returned this state; a part of it that was not there stays as it is."""
+    for name in state.__struct_fields__:
+        value = getattr(state, name)
+        if (restore := getattr(getattr(part, name), "restore", None)) is None:
+            setattr(part, name, value)
+        elif value is not None:
+            restore(value)
+
+
 def write_snapshot(state: object, version: int) -> Snapshot:
-    """Return a state (a struct or dataclass of such, lists, dicts and numbers) as plain data."""
-    return {"version": version, **msgspec.to_builtins(state)}
+    """Return a state (a struct or dataclass of such, lists, dicts, numbers and bytes) as plain data."""
+    return {"version": version, **msgspec.to_builtins(state, builtin_types=(bytes,), enc_hook=list)}
 
 
 def read_snapshot(snapshot: Snapshot, state: type[T], version: int, machine: str) -> T:
@@ -111,3 +130,8 @@ def check_version(snapshot: Snapshot, version: int, machine: str) -> None:
             f"a snapshot of {machine} has version {written}, and this release reads {version}: "
             "read it with the release that wrote it"
         )
+
+
+def _state_or_value(value: object) -> object:
+    snapshot = getattr(value, "snapshot", None)
+    return value if snapshot is None else snapshot()

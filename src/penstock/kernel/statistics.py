@@ -79,14 +79,11 @@ class LineFit:
         intercept = max(0.0, (self.sy - slope * self.sx) / self.n)
         return intercept, slope
 
-    def dump(self) -> list[float]:
+    def snapshot(self) -> list[float]:
         """Return the state as plain numbers."""
         return [self._decay, self.count, self.n, self.sx, self.sy, self.sxx, self.sxy]
 
-    @classmethod
-    def load(cls, state: Sequence[float]) -> "LineFit":
-        """Become the fit that `dump` wrote."""
-        fit = cls()
-        fit._decay, count, fit.n, fit.sx, fit.sy, fit.sxx, fit.sxy = state
-        fit.count = int(count)
-        return fit
+    def restore(self, state: Sequence[float]) -> None:
+        """Become the fit that `snapshot` wrote."""
+        self._decay, count, self.n, self.sx, self.sy, self.sxx, self.sxy = state
+        self.count = int(count)

@@ -18,7 +18,7 @@ JsonObject = dict[str, Any]
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 ReplicaState = Literal["starting", "ready", "draining", "stopping", "failed"]
 HandoffProtocol = Literal["completed", "push", "bootstrap"]
-"""How KV goes from a prefill worker to a decode worker: see `penstock.router.requests.stage_graph`."""
+"""How KV goes from a prefill worker to a decode worker: see `penstock.router.stage_graph`."""
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = ("device", "host", "disk")
 TIERS_LABEL = "kv_tiers"

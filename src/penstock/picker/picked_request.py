@@ -24,8 +24,8 @@ from penstock.kernel.values import Prompt, RequestId, WorkerId
 from penstock.picker.gateway_request import GatewayRequest
 from penstock.picker.worker_endpoints import Endpoints
 from penstock.router.events import Arrived, Closed, Dispatch
-from penstock.router.requests.stage_graph import FINAL
-from penstock.router.selection.cost_table import cheapest
+from penstock.router.selection.cost import cheapest
+from penstock.router.stage_graph import FINAL
 
 ANSWER_MAX = 1 << 20
 """Most bytes of an unary answer that are remembered for its usage, which stands at its end."""

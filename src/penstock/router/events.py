@@ -443,7 +443,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     queued: float
     """Seconds that it waited for a worker."""
     candidates: Sequence[Cost]
-    """Columns of many, of which rows are made where they are read: see `penstock.router.selection.cost_table`."""
+    """Columns of many, of which rows are made where they are read: see `penstock.router.selection.cost`."""
     excluded: list[Excluded] = []
     left_out: int = 0
     """Further candidates, which a summary does not list: see `penstock.router.selection.decision_summary`."""

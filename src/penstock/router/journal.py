@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.kernel.errors import InvariantError
 from penstock.kernel.journal_frames import Header, MachineBook, Record
 from penstock.kernel.machine import Effect, Event, Snapshot
 from penstock.kernel.values import Slo
 from penstock.router.events import Arrived, Dispatch, Failed
-from penstock.router.prompt_forms import PromptForm, form_of
+from penstock.router.kv_index.pool_index import PromptForm, form_of
 from penstock.router.router import HANDLERS, Router
 from penstock.router.settings import RouterSettings
 
@@ -36,7 +35,8 @@ def router_book(router: Router) -> MachineBook:
     def seconds() -> float:
         found = 0.0  # what it knows of caches is nearly all of it
         for pool in router.pools.values():
-            for index, each in ((pool.exact, PER_EXACT), (pool.history, PER_GUESSED), (pool.predicted, PER_GUESSED)):
+            for index in (pool.index.exact, pool.index.history, pool.index.predicted):
+                each = PER_EXACT if index is pool.index.exact else PER_GUESSED
                 found += 0.0 if index is None else len(index) * each
         return found
 
@@ -85,6 +85,6 @@ def router_of(header: Header, settings: RouterSettings | None = None, slo: Slo |
     router = Router(started, name=header.machine, shared=made["shared"], form=form_of(made["form"]))
     try:
         router.restore(snapshot)
-    except (KeyError, TypeError, InvariantError) as error:
-        raise ValueError(f"the header's state does not belong to this version: {error!r}") from error
+    except msgspec.ValidationError as error:  # of an index: the rest is read before anything is restored
+        raise ValueError(f"the header's state does not belong to this version: {error}") from error
     return router

@@ -10,22 +10,46 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, check_version
-from penstock.kernel.values import RequestId, Slo, Target, plain
-from penstock.router import events, settings_change
-from penstock.router.adapters import adapter_events
-from penstock.router.kv_index import kv_event_handlers
-from penstock.router.prompt_forms import BLOCKS, PromptForm
+from penstock.kernel.machine import Effect, Event, Nanos, Snapshot, Wake, Woken, nanos, read_snapshot, write_snapshot
+from penstock.kernel.values import RequestId, Slo
+from penstock.router import events
+from penstock.router.events import PluginLeftOut, SettingsChanged
+from penstock.router.kv_index.pool_index import BLOCKS, PromptForm
+from penstock.router.model_pool import RouterMemory
 from penstock.router.requests import request_events
-from penstock.router.requests.routed_request import STAGE, RoutedRequest
 from penstock.router.requests.scheduling import pump
+from penstock.router.routed_request import STAGE
 from penstock.router.router_state import RouterState
 from penstock.router.settings import RouterSettings
 from penstock.router.status import router_status
 from penstock.router.status_rows import RouterStatus
-from penstock.router.workers import replica_sync, worker_events
+from penstock.router.workers import worker_events
 
-SNAPSHOT_VERSION = 8
+
+def settings_changed(core: RouterState, now: Nanos, event: SettingsChanged) -> None:
+    """Take other settings. Decisions stay; queued requests are ordered anew, and their limit counts from queueing."""
+    settings = core.settings = event.settings
+    core.use_plugins(settings)
+    core.slo = event.slo
+    for model, pool in core.pools.items():
+        pool.use(settings)
+        if pool.fair is not None:
+            pool.fair.recount(request for request in core.requests.values() if request.event.model == model)
+        core.freed[model] = None
+    for request in core.requests.values():
+        if request.queued_since is not None:
+            core.timer(request.queued_since + nanos(settings.queue.wait_max), "wait", request.id)
+    changed = ", ".join(event.keys)
+    core.note("settings_changed", f"{event.by or 'an operator'} changed {changed}", keys=list(event.keys), by=event.by)
+
+
+def plugin_left_out(core: RouterState, now: Nanos, event: PluginLeftOut) -> None:
+    """Go on without a plug-in that takes too long, as whoever measures that says."""
+    if core.plugins is not None:
+        core.plugins.leave_out(event.name, event.reason)
+
+
+SNAPSHOT_VERSION = 9
 
 
 def woken(core: RouterState, now: Nanos, event: Woken) -> None:
@@ -37,7 +61,7 @@ def woken(core: RouterState, now: Nanos, event: Woken) -> None:
             request_events.overdue(core, now, kind, RequestId(key))
         else:
             if kind == "sweep":
-                replica_sync.sweep(core, now, key)
+                worker_events.sweep(core, now, key)
             elif (pool := core.pools.get(key)) is not None and pool.fair is not None:
                 pool.fair.kicked = False
             core.freed[key] = None
@@ -58,21 +82,21 @@ HANDLERS: Mapping[type[Event], Callable[[RouterState, Nanos, Any], None]] = {
     events.WorkerCordoned: worker_events.cordoned,
     events.WorkerMeasured: worker_events.measured,
     events.TiersMeasured: worker_events.tiers_measured,
-    events.KvObserved: kv_event_handlers.observed,
-    events.ReplayEnded: kv_event_handlers.replay_ended,
-    events.KvSourceJoining: kv_event_handlers.source_joining,
-    events.KvSourceLost: kv_event_handlers.source_lost,
-    events.PeerUpdate: replica_sync.peer_update,
-    events.PeerGone: replica_sync.peer_left,
-    events.AdapterLoaded: adapter_events.loaded,
-    events.AdapterFailed: adapter_events.failed,
-    events.AdapterMissing: adapter_events.missing,
-    events.AdaptersListed: adapter_events.listed,
-    events.AdapterDesired: adapter_events.desired,
-    events.AdaptersWanted: adapter_events.wanted,
-    events.AdapterDropped: adapter_events.dropped,
-    events.SettingsChanged: settings_change.settings_changed,
-    events.PluginLeftOut: settings_change.plugin_left_out,
+    events.KvObserved: worker_events.observed,
+    events.ReplayEnded: worker_events.replay_ended,
+    events.KvSourceJoining: worker_events.source_joining,
+    events.KvSourceLost: worker_events.source_lost,
+    events.PeerUpdate: worker_events.peer_update,
+    events.PeerGone: worker_events.peer_left,
+    events.AdapterLoaded: worker_events.adapter_loaded,
+    events.AdapterFailed: worker_events.adapter_failed,
+    events.AdapterMissing: worker_events.adapter_missing,
+    events.AdaptersListed: worker_events.adapters_listed,
+    events.AdapterDesired: worker_events.adapter_desired,
+    events.AdaptersWanted: worker_events.adapters_wanted,
+    events.AdapterDropped: worker_events.adapter_dropped,
+    events.SettingsChanged: settings_changed,
+    events.PluginLeftOut: plugin_left_out,
     Woken: woken,
 }
 
@@ -119,60 +143,50 @@ class Router(RouterState):
         return router_status(self, now)
 
     def snapshot(self) -> Snapshot:
-        state, internal, gauss = self.rng.getstate()
-        left_out = {} if self.plugins is None else {"plugins_left_out": dict(self.plugins.left_out)}
-        return {
-            **left_out,
-            "version": SNAPSHOT_VERSION,
-            "name": self.name,
-            "settings": msgspec.to_builtins(self.settings),
-            "slo": msgspec.to_builtins(self.slo),
-            "rng": [state, list(internal), gauss],
-            "roster": self.roster.snapshot(),
-            "pools": {model: pool.snapshot() for model, pool in self.pools.items()},
-            "requests": [msgspec.to_builtins(request, enc_hook=plain) for request in self.requests.values()],
-            "waiting_for_worker": list(self.waiting_for_worker),
-            "timers": [list(timer) for timer in sorted(self.timers)],
-            "armed": self.armed,
-            "replays": [[number, list(target)] for number, target in self.replays.items()],
-            "replay_id": self.replay_id,
-            "dropped": self.dropped,
-        }
+        state = RouterMemory(
+            name=self.name,
+            settings=self.settings,
+            slo=self.slo,
+            rng=self.rng.getstate(),
+            roster=self.roster.snapshot(),
+            pools={model: pool.snapshot() for model, pool in self.pools.items()},
+            requests=self.requests,
+            waiting_for_worker=self.waiting_for_worker,
+            timers=sorted(self.timers),
+            armed=self.armed,
+            replays=self.replays,
+            replay_id=self.replay_id,
+            dropped=self.dropped,
+            plugins_left_out={} if self.plugins is None else self.plugins.left_out,
+        )
+        return write_snapshot(state, SNAPSHOT_VERSION)
 
     def restore(self, snapshot: Snapshot) -> None:
-        check_version(snapshot, SNAPSHOT_VERSION, "a router")
-        state, internal, gauss = snapshot["rng"]
-        self.rng.setstate((state, tuple(internal), gauss))
-        self.name = snapshot["name"]
-        self.settings = msgspec.convert(snapshot["settings"], RouterSettings)
-        self.slo = msgspec.convert(snapshot["slo"], Slo)
+        state = read_snapshot(snapshot, RouterMemory, SNAPSHOT_VERSION, "a router")
+        self.rng.setstate(state.rng)
+        self.name, self.settings, self.slo = state.name, state.settings, state.slo
         self.use_plugins(self.settings)
         if self.plugins is not None:
-            self.plugins.restore(snapshot.get("plugins_left_out", {}))
-        self.roster.restore(snapshot["roster"])
+            self.plugins.restore(state.plugins_left_out)
+        self.roster.restore(state.roster)
         self.pools = {}
-        for model, saved in snapshot["pools"].items():
+        for model, saved in state.pools.items():
             self.make_pool(model).restore(saved)
-        requests = [msgspec.convert(raw, RoutedRequest) for raw in snapshot["requests"]]
-        for request in requests:
+        self.requests, self.waiting_for_worker = state.requests, state.waiting_for_worker
+        for request in self.requests.values():
             request.event = msgspec.structs.replace(request.event, prompt=self.form.prompt(request.event.prompt))
             if request.resumed_prompt is not None:
                 request.resumed_prompt = self.form.prompt(request.resumed_prompt)
-        self.requests = {request.id: request for request in requests}
-        self.waiting_for_worker = {RequestId(id): None for id in snapshot["waiting_for_worker"]}
-        self.timers = [(at, kind, key) for at, kind, key in snapshot["timers"]]
-        self.armed = snapshot["armed"]
-        self.replays = {number: Target(*target) for number, target in snapshot["replays"]}
-        self.replay_id = snapshot["replay_id"]
-        self.dropped = snapshot["dropped"]
+        self.timers, self.armed = state.timers, state.armed
+        self.replays, self.replay_id, self.dropped = state.replays, state.replay_id, state.dropped
 
     def check(self) -> None:
         self.roster.check()
         for model, pool in self.pools.items():
             pool.check()
             mine = [request for request in self.requests.values() if request.event.model == model]
-            if sum(request.counted for request in mine) != pool.inflight:
-                raise InvariantError(f"{model}: {len(mine)} open requests, {pool.inflight} counted")
+            if sum(request.counted for request in mine) != pool.counts.inflight:
+                raise InvariantError(f"{model}: {len(mine)} open requests, {pool.counts.inflight} counted")
             if {request.id for request in mine if request.on_worker} != pool.active.own():
                 raise InvariantError(f"{model}: requests on workers and active sequences differ")
             if {request.id for request in mine if request.remote is not None} != pool.active.own(STAGE):

@@ -6,21 +6,19 @@ It holds state and the few moves that every part needs; the handlers of events a
 
 import heapq
 import random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from penstock.kernel.machine import Effect, Nanos
 from penstock.kernel.values import RequestId, Slo, Target
 from penstock.router.events import Abort, AdapterChange, OperatorNote, Placement, Publish
-from penstock.router.model_pool import ModelPool
-from penstock.router.prompt_forms import PromptForm
-from penstock.router.requests.routed_request import HEDGE, STAGE, RoutedRequest
+from penstock.router.kv_index.pool_index import PromptForm
+from penstock.router.model_pool import ModelPool, Timer
+from penstock.router.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.selection.router_plugins import RouterPlugins
 from penstock.router.settings import RouterSettings
 from penstock.router.workers.roster import Roster
-
-Timer = Literal["deadline", "wait", "hedge", "kick", "sweep"]
 
 
 class RouterState:
@@ -56,7 +54,7 @@ class RouterState:
 
     def make_pool(self, model: str) -> ModelPool:
         """Keep state for a model from now on."""
-        pool = self.pools[model] = ModelPool(model, self.started, self.rng, self.form)
+        pool = self.pools[model] = ModelPool(model, self.started, self.form)
         if self.settings is not self.started:
             pool.use(self.settings)
         return pool
@@ -139,7 +137,7 @@ class RouterState:
                 self.out.append(AdapterChange(card=card, load=event.adapter, unload=unloaded))
         if not osl and self.settings.expect_output:
             osl = round(pool.expected_output(event.preferences) or 0)
-        left = -(-max(0, osl - request.tokens) // pool.block_size)
+        left = -(-max(0, osl - request.tokens) // pool.index.block_size)
         pool.active.place(
             event.id,
             target,

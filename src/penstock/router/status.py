@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.plurals import counted
-from penstock.router.model_pool import HEARD, ModelPool
-from penstock.router.requests.stage_graph import FINAL, needs_pair
+from penstock.router.kv_index.pool_index import HEARD
+from penstock.router.model_pool import ModelPool
 from penstock.router.router_state import RouterState
+from penstock.router.stage_graph import FINAL, needs_pair
 from penstock.router.status_rows import (
     OUTCOMES,
     IndexKind,
@@ -33,10 +34,10 @@ def router_status(router: RouterState, now: Nanos) -> RouterStatus:
     return RouterStatus(
         name=router.name,
         mode=router.settings.mode,
-        models=[_model(router, pool, now) for pool in pools.values()],
-        workers=[_worker(pools[worker.card.model], worker, now) for worker in router.roster],
+        models=[_model_status(router, pool, now) for pool in pools.values()],
+        workers=[_worker_status(pools[worker.card.model], worker, now) for worker in router.roster],
         queue={model: QueueStatus(len(pool.queue)) for model, pool in pools.items()},
-        requests=_counts(router),
+        requests=_status_counts(router),
         hit_rate=_hit_rate(router),
         dropped_events=router.dropped,
         findings=findings(router, now),
@@ -77,7 +78,7 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
         found += _stage_findings(pool, workers, now)
         found += _refusal_findings(pool, now)
         found += _failure_findings(pool, workers, now)
-        if router.settings.mode != "kv" or pool.exact is None:
+        if router.settings.mode != "kv" or pool.index.exact is None:
             continue
         silent = [w.card for w in workers if not w.card.events]
         blind = [card.id for card in silent if not (card.role == "decode" and needs_pair(card))]  # which keep no prefix
@@ -88,7 +89,7 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 "so their caches are guessed from routing history",
                 "start the engine with KV events on, or set router.index.kind=approximate to say that this is meant",
             )
-        begun = [(str(target), stream.since) for target, stream in pool.streams.items() if stream.state == "late"]
+        begun = [(str(target), stream.since) for target, stream in pool.index.streams.items() if stream.state == "late"]
         late = ", ".join(f"{target} from event {first:,} on" for target, first in sorted(begun))
         if late:
             add(
@@ -96,31 +97,32 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
                 f"engines cached before we listened what we do not know; all is known of {late}",
                 "it heals by itself; a replay_endpoint in the engine's --kv-events-config tells it at once",
             )
-        lost = sorted(str(t) for t, stream in pool.streams.items() if stream.state == "approximate")
+        lost = sorted(str(t) for t, stream in pool.index.streams.items() if stream.state == "approximate")
         if lost:
             add(
                 "warning",
                 f"KV events of {', '.join(lost)} were lost beyond replay; what was known of their caches is dropped",
                 "it heals as new blocks are announced; a longer replay buffer in the engine avoids it",
             )
-        for target, stream in pool.streams.items():
+        for target, stream in pool.index.streams.items():
             if stream.wrong_sets:
                 add(
                     "warning",
                     f"{target} has less cached than its KV events say, {stream.had:,} tokens of a prompt "
                     f"where {stream.believed:,} were expected; its cache is "
                     f"{'learnt anew' if stream.wrong_sets == 1 else 'guessed'}",
-                    _cause(pool, stream.had),
+                    _likely_cause(pool, stream.had),
                 )
-        misfits = pool.exact.counters.refused_block_size
+        misfits = pool.index.exact.counters.refused_block_size
         if misfits:
             add(
                 "warning",
-                f"{counted(misfits, 'KV event')} of {pool.model} had blocks of another size than {pool.block_size} "
-                "tokens, which its engines said when they joined; nothing is known of their caches",
+                f"{counted(misfits, 'KV event')} of {pool.model} had blocks of another size than "
+                f"{pool.index.block_size} tokens, which its engines said when they joined; nothing is known of their "
+                "caches",
                 "an engine was started anew with another block size: restart the others likewise, or attach it again",
             )
-        wrong = pool.exact.counters.audit_disagreements
+        wrong = pool.index.exact.counters.audit_disagreements
         if wrong:
             add(
                 "error",
@@ -130,9 +132,9 @@ def findings(router: RouterState, now: Nanos) -> list[StatusFinding]:
     return found
 
 
-def _cause(pool: ModelPool, had: int) -> str:
+def _likely_cause(pool: ModelPool, had: int) -> str:
     """Return the likely cause where engines have less in their caches than their events say."""
-    if pool.exact is not None and pool.exact.counters.refused_block_size:
+    if pool.index.exact is not None and pool.index.exact.counters.refused_block_size:
         return "an engine's blocks have another size since it was started anew"
     if had:
         return "its cache may have groups of layers that forget sooner; penstock doctor compares tokens and blocks"
@@ -147,20 +149,20 @@ def _stage_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) ->
             f"the last {fault.count} hand-offs from {one} to {other} failed, although both answer: {fault.reason}",
             f"restart {other}, else {one}: the link is not made anew; UCX keeps it with UCX_KEEPALIVE_INTERVAL=inf",
         )
-        for (one, other), fault in pool.links.items()
+        for (one, other), fault in pool.roles.links.items()
         if fault.broken
     ]
     ready = {worker.card.role for worker in workers if worker.why_not(now) is None}
-    roles = set(pool.roles)
+    roles = set(pool.roles.workers)
     if "prefill" in roles and ready and not ready & FINAL:
-        does = "requests wait, or are refused" if pool.paired else "prefill workers do all of it"
+        does = "requests wait, or are refused" if pool.roles.paired else "prefill workers do all of it"
         text = f"no worker of {pool.model} whose role is to answer is ready: {does}"
         hint = "start decode workers: penstock scale decode=N, or penstock join --role decode"
-    elif "prefill" in roles and ready & FINAL and not any(pool.speaks(worker.card) for worker in workers):
+    elif "prefill" in roles and ready & FINAL and not any(pool.roles.speaks(worker.card) for worker in workers):
         text = f"prefill workers of {pool.model} get nothing to do: no other worker can take KV over"
         hint = "flip one of the others to decode, or set handoff in the pool's config"
     elif "decode" in roles and "prefill" not in ready and "decode" in ready:
-        does = "requests wait, or are refused" if pool.paired else "decode workers prefill by themselves"
+        does = "requests wait, or are refused" if pool.roles.paired else "decode workers prefill by themselves"
         text = f"no prefill worker of {pool.model} is ready: {does}"
         hint = "start prefill workers: penstock scale prefill=N, or penstock join --role prefill"
     else:
@@ -183,44 +185,44 @@ def _failure_findings(pool: ModelPool, workers: list[RosterWorker], now: Nanos) 
 
 def _refusal_findings(pool: ModelPool, now: Nanos) -> list[StatusFinding]:
     """Return which limits refuse requests, for some minutes after the last refusal."""
-    if pool.refused_last is None or seconds(now - pool.refused_last) > REFUSAL_SHOWN:
+    if pool.counts.refused_last is None or seconds(now - pool.counts.refused_last) > REFUSAL_SHOWN:
         return []
-    ago = seconds(now - pool.refused_last)
-    counts = ", ".join(f"router.overload.{limit} {count:,}" for limit, count in sorted(pool.refused.items()))
+    ago = seconds(now - pool.counts.refused_last)
+    counts = ", ".join(f"router.overload.{limit} {count:,}" for limit, count in sorted(pool.counts.refused.items()))
     text = f"requests of {pool.model} were refused for load, the last one {ago:.0f} s ago: {counts}"
     hint = "add workers, or raise that limit: penstock set router.overload.LIMIT=VALUE, null takes it away"
     return [StatusFinding("warning", text, hint)]
 
 
-def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
+def _model_status(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
     workers = [worker for worker in router.roster if worker.card.model == pool.model]
-    states: set[str] = {stream.state for stream in pool.streams.values()}
-    if len(pool.streams) < sum([worker.card.ranks for worker in workers]):
+    states: set[str] = {stream.state for stream in pool.index.streams.values()}
+    if len(pool.index.streams) < sum([worker.card.ranks for worker in workers]):
         states.add("none")
     index: IndexKind = "exact" if states == {"exact"} else "mixed"
-    if not pool.indexed:
+    if not pool.index.indexed:
         index = "off"
-    elif pool.exact is None or states <= {"none"}:
+    elif pool.index.exact is None or states <= {"none"}:
         index = "approximate"
     lengths = [worker.card.max_model_len for worker in workers if worker.card.max_model_len is not None]
-    counts = pool.counts
+    counts = pool.counts.outcomes
     return ModelStatus(
         name=pool.model,
-        block_size=pool.block_size if pool.block_size_known else None,
+        block_size=pool.index.block_size if pool.index.block_size_known else None,
         max_model_len=max(lengths) if lengths else None,
         ready=any(worker.why_not(now, doubts=False) is None for worker in workers),
         workers=len(workers),
         index=index,
-        index_pairs=None if pool.exact is None else len(pool.exact),
-        hit_rate=pool.hit_rate,
-        inflight=pool.inflight,
-        roles=dict(pool.roles),
-        handoff=None if pool.wire is None else pool.wire[0],
-        handoffs=dict(pool.handoffs) if pool.splits else None,
-        media=dict(pool.media) if pool.roles["encode"] or any(pool.media.values()) else None,
+        index_pairs=None if pool.index.exact is None else len(pool.index.exact),
+        hit_rate=pool.counts.hit_rate,
+        inflight=pool.counts.inflight,
+        roles=dict(pool.roles.workers),
+        handoff=None if pool.roles.wire is None else pool.roles.wire[0],
+        handoffs=dict(pool.counts.handoffs) if pool.roles.splits else None,
+        media=dict(pool.counts.media) if pool.roles.has("encode") or any(pool.counts.media.values()) else None,
         embedding_bytes=pool.embeddings.bytes,
         awaited=dict(pool.habits.awaited) if any(pool.habits.awaited.values()) else {},
-        refused=dict(pool.refused),
+        refused=dict(pool.counts.refused),
         adapters=dict(pool.adapters.counts) if pool.adapters.workers else {},
         ok=counts["ok"],
         rejected=counts["rejected"],
@@ -230,13 +232,13 @@ def _model(router: RouterState, pool: ModelPool, now: Nanos) -> ModelStatus:
     )
 
 
-def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
+def _worker_status(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     card = worker.card
     targets, applied, gaps, lost = worker.targets, 0, 0, 0
     requests, prefill_tokens, blocks = 0, 0, 0
-    index = pool.exact
-    resident = [] if index is None else [index.resident(each) for each in targets if pool.kv_state(each) in HEARD]
-    streams = [stream for target in targets if (stream := pool.streams.get(target)) is not None]
+    index = pool.index.exact
+    resident = [] if index is None else [index.resident(each) for each in targets if pool.index.kv_state(each) in HEARD]
+    streams = [stream for target in targets if (stream := pool.index.streams.get(target)) is not None]
     for stream in streams:
         applied, gaps, lost = applied + stream.applied, gaps + stream.gaps, lost + stream.unrecovered
     for target in targets:
@@ -255,7 +257,7 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
         epoch=card.epoch,
         pid=card.pid,
         since=seconds(now - worker.since),
-        index=pool.kv_state(targets[0]),
+        index=pool.index.kv_state(targets[0]),
         active_requests=requests,
         active_prefill_tokens=prefill_tokens,
         active_blocks=blocks,
@@ -272,26 +274,26 @@ def _worker(pool: ModelPool, worker: RosterWorker, now: Nanos) -> WorkerStatus:
     )
 
 
-def _counts(router: RouterState) -> StatusCounts:
+def _status_counts(router: RouterState) -> StatusCounts:
     pools = router.pools.values()
     return StatusCounts(
-        inflight=sum(pool.inflight for pool in pools),
-        total=sum(pool.inflight + sum(pool.counts.values()) for pool in pools),
-        **{outcome: sum(pool.counts[outcome] for pool in pools) for outcome in OUTCOMES},
+        inflight=sum(pool.counts.inflight for pool in pools),
+        total=sum(pool.counts.inflight + sum(pool.counts.outcomes.values()) for pool in pools),
+        **{outcome: sum(pool.counts.outcomes[outcome] for pool in pools) for outcome in OUTCOMES},
     )
 
 
 def _hit_rate(router: RouterState) -> float | None:
     pools = router.pools.values()
-    tokens = sum(pool.prompt_tokens for pool in pools)
-    return sum(pool.cached_tokens for pool in pools) / tokens if tokens else None
+    tokens = sum(pool.counts.prompt_tokens for pool in pools)
+    return sum(pool.counts.cached_tokens for pool in pools) / tokens if tokens else None
 
 
 def status_row(status: RouterStatus) -> StatusRow:
     """Return the figures of a status that are worth a row over time: loads, counts and rates."""
     queued = sum(queue.length for queue in status.queue.values())
     loads = [(w.active_requests, w.active_prefill_tokens, w.active_blocks) for w in status.workers]
-    return _row(status.requests, status.hit_rate, queued, len(status.workers), loads)
+    return _row_of(status.requests, status.hit_rate, queued, len(status.workers), loads)
 
 
 def router_row(router: RouterState) -> StatusRow:
@@ -300,10 +302,10 @@ def router_row(router: RouterState) -> StatusRow:
     active = [pool.active.load(target) for pool, target in targets]
     loads = [(load.requests, load.prefill_tokens, load.blocks) for load in active]
     queued = sum(len(pool.queue) for pool in router.pools.values())
-    return _row(_counts(router), _hit_rate(router), queued, len(list(router.roster)), loads)
+    return _row_of(_status_counts(router), _hit_rate(router), queued, len(list(router.roster)), loads)
 
 
-def _row(
+def _row_of(
     counts: StatusCounts, hit_rate: float | None, queued: int, workers: int, loads: Sequence[tuple[int, int, int]]
 ) -> StatusRow:
     """Return the figures. ``loads``: requests, prefill tokens and blocks, of each target or worker."""

@@ -25,8 +25,8 @@ from penstock.router.events import (
     Staged,
 )
 from penstock.router.journal import router_of
-from penstock.router.requests.routed_request import RoutedRequest
 from penstock.router.requests.scheduling import preview
+from penstock.router.routed_request import RoutedRequest
 from penstock.router.router import Router
 from penstock.router.settings import HedgeSettings, IndexKind, OverloadSettings, RouterSettings
 
@@ -135,7 +135,7 @@ class WhatIf:
         if asked is None:
             return None
         choice, was = asked
-        line = router.pools[event.model].fit.line()
+        line = router.pools[event.model].speeds.fit.line()
 
         def ttft(ahead: int) -> float | None:
             return None if line is None else line[0] + line[1] * ahead

@@ -20,9 +20,9 @@ from penstock.kernel.request_record import ItlSummary, RequestRecord
 from penstock.kernel.simulation import Answer
 from penstock.kernel.values import MediaItem, Prompt, RequestId, WorkerId
 from penstock.router import events as routing
-from penstock.router.requests.closed_record import record_of
-from penstock.router.requests.stage_graph import AT_ONCE, FINAL
+from penstock.router.requests.request_close import record_of
 from penstock.router.router import Router
+from penstock.router.stage_graph import AT_ONCE, FINAL
 from penstock.simulate.kv_transfers import KvTransfers, leg_of
 from penstock.simulate.observer import Observer
 from penstock.simulate.prefix_tree import PrefixTree
@@ -372,7 +372,7 @@ class EffectHandlers:
     def _kv_changed(self, now: Nanos, sender: str, effect: engine.KvChanged) -> Iterable[Answer]:
         worker = self._fleet.workers.get(WorkerId(sender))
         pool = self._router.pools.get(self._plan.model)
-        if worker is None or pool is None or pool.exact is None:
+        if worker is None or pool is None or pool.index.exact is None:
             return ()  # no listener: without a weight on overlap no index is kept
         batch = routing.KvObserved(
             worker=worker.id, rank=0, epoch=worker.card.incarnation, sequence=worker.sequence, events=effect.events

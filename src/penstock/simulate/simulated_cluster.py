@@ -21,8 +21,8 @@ from penstock.planner import events as planning
 from penstock.planner.observation import Observation
 from penstock.planner.tick_record import TickRecord
 from penstock.router import events as routing
+from penstock.router.kv_index.pool_index import BLOCKS
 from penstock.router.kv_index.runs.run_form import RUNS
-from penstock.router.prompt_forms import BLOCKS
 from penstock.router.router import Router
 from penstock.router.status import StatusRow, router_row
 from penstock.simulate.effect_handlers import FLEET, ROUTER, EffectHandlers
@@ -182,7 +182,7 @@ class SimulatedCluster:
     def handoffs(self) -> dict[str, int]:
         """Return what became of prefills on workers of their own, as `penstock.router.model_pool` counts it."""
         pool = self.router.pools.get(self.plan.model)
-        return {} if pool is None or not pool.splits else dict(pool.handoffs)
+        return {} if pool is None or not pool.roles.splits else dict(pool.counts.handoffs)
 
     def media(self) -> dict[str, int]:
         """Return what became of images: encoded, found in an engine's own cache, and read from the store."""

@@ -9,8 +9,8 @@ from penstock.engine.settings import SimSettings
 from penstock.fleet.fleet_state import FleetTimes
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import HandoffProtocol, Role, Slo, WorkerId
-from penstock.router.requests.stage_graph import FINAL
 from penstock.router.settings import RouterSettings
+from penstock.router.stage_graph import FINAL
 from penstock.simulate.tiers.tier_plan import TierPlan
 
 FaultKind = Literal["fail", "drain", "undrain", "add", "cordon", "uncordon", "flip", "restart"]

@@ -12,7 +12,7 @@ from penstock.adapters.engines.http.engine_call import EngineCalls
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard
-from penstock.router.requests.stage_graph import needs_pair
+from penstock.router.stage_graph import needs_pair
 
 PROMPT = "Hi"
 """Short enough that no engine keeps it in its cache."""

@@ -11,7 +11,7 @@ from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Dispatch
-from penstock.router.selection.cost_table import cached_beside_most, place_of
+from penstock.router.selection.cost import cached_beside_most, place_of
 from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"

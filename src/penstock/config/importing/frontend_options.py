@@ -23,8 +23,8 @@ from penstock.config.importing.option_rules import (
     whole,
     words,
 )
-from penstock.router.requests.stage_graph import NEW_SHARE_MAX
 from penstock.router.selection.cost import CREDIT_DECAY
+from penstock.router.stage_graph import NEW_SHARE_MAX
 
 STORE = "a cluster has one store of its own (discovery.store), whose keys begin with the cluster's name"
 HTTP = "engines are called over their own HTTP, so there is no plane for requests"

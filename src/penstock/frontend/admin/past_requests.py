@@ -8,8 +8,8 @@ import msgspec
 from penstock.frontend.admin.request_lists import DecisionKey
 from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
-from penstock.router.requests.closed_record import closed_of
-from penstock.router.selection.packed_decision import whole
+from penstock.router.requests.request_close import closed_of
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.records import segments
 
 LISTED_SCAN = 16 << 20

@@ -17,7 +17,7 @@ from penstock.kernel.machine import Nanos
 from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.kernel.values import JsonObject, plain
 from penstock.router.events import Closed, Decision
-from penstock.router.selection.cost_table import CostTable
+from penstock.router.selection.cost import CostTable
 from penstock.router.selection.decision_summary import DecisionSummaries
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -19,7 +19,7 @@ from penstock.frontend.exchange.upstream_request import engine_headers
 from penstock.frontend.http.error_responses import problem, send_error, sse_error
 from penstock.frontend.prompt import context_overflow
 from penstock.router.events import Closed, Dispatch, Resume
-from penstock.router.requests.stage_graph import FINAL
+from penstock.router.stage_graph import FINAL
 
 GOODBYE = 2.0
 """Seconds that a client has to read the last event of a broken stream."""

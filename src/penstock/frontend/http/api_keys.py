@@ -13,7 +13,7 @@ from types import MappingProxyType
 from penstock.config.cluster_secret_file import private_text
 from penstock.config.settings.tenant_settings import HASHED, TenantSettings, hashed
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
-from penstock.router.requests.refusal_codes import RATE_LIMIT
+from penstock.router.requests.refusals import RATE_LIMIT
 
 NO_TENANTS: Mapping[str, Sequence[str]] = MappingProxyType({})
 CALLERS_MAX = 16_384

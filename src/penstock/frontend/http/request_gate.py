@@ -18,7 +18,7 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.kernel.errors import OverloadedError, PenstockError
 from penstock.kernel.plurals import counted
-from penstock.router.requests.refusal_codes import DRAINING, INFLIGHT_LIMIT
+from penstock.router.requests.refusals import DRAINING, INFLIGHT_LIMIT
 
 access_log = logging.getLogger("penstock.access")
 log = logging.getLogger("penstock.frontend")

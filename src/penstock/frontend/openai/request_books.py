@@ -14,7 +14,7 @@ from penstock.kernel.machine import nanos
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Prompt
 from penstock.router.events import Arrived, Closed, Dispatch
-from penstock.router.requests.closed_record import record_of
+from penstock.router.requests.request_close import record_of
 from penstock.runtime.records.usage_table import tokens_of
 
 UNKNOWN = "unknown"

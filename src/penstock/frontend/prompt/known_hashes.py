@@ -6,11 +6,11 @@ before it, and what else decides its blocks. So what is found is what would be c
 
 import threading
 from array import array
-from collections import OrderedDict
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.hashing import block_extras, chain, local_hashes, token_bytes
 from penstock.kernel.values import BlockHash
 
@@ -42,14 +42,18 @@ class KnownHashes:
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
-        self.bytes = 0
         self._lock = threading.Lock()
-        self._chunks: OrderedDict[int, tuple[_Origin, list[BlockHash]]] = OrderedDict()
+        self._chunks: BoundedTable[int, tuple[_Origin, list[BlockHash]]] = BoundedTable(
+            bytes_max=bytes_max, bytes_of=_bytes_of
+        )
         """By a digest of tokens and parent."""
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    @property
+    def bytes(self) -> int:
+        return self._chunks.bytes
 
     def block_hashes(
         self, tokens: "array[int]", block_size: int, *, lora: str | None = None, salt: str | None = None
@@ -89,24 +93,17 @@ class KnownHashes:
         known = self._chunks.get(digest)
         if known is None or known[0] != origin:
             return None
-        self._chunks.move_to_end(digest)
+        self._chunks.use(digest)
         return known[1]
 
     def _keep(self, origin: _Origin, hashes: list[BlockHash]) -> None:
         """Add a chunk and drop the oldest; the lock is held."""
-        digest = _digest(origin)
-        if (other := self._chunks.pop(digest, None)) is not None:
-            self.bytes -= _size(other[0])
-        self._chunks[digest] = origin, hashes
-        self.bytes += _size(origin)
-        while self.bytes > self.bytes_max:
-            _, (oldest, _) = self._chunks.popitem(last=False)
-            self.bytes -= _size(oldest)
+        self._chunks.put(_digest(origin), (origin, hashes))
 
 
 def _digest(origin: _Origin) -> int:
     return xxh3_64_intdigest(origin.tokens, origin.parent or 0)
 
 
-def _size(origin: _Origin) -> int:
-    return len(origin.tokens) + CHUNK_BLOCKS * _HASH_BYTES + _CHUNK_OVERHEAD
+def _bytes_of(digest: int, chunk: tuple[_Origin, list[BlockHash]]) -> int:
+    return len(chunk[0].tokens) + CHUNK_BLOCKS * _HASH_BYTES + _CHUNK_OVERHEAD

@@ -18,7 +18,7 @@ from penstock.kernel.errors import OverloadedError
 from penstock.kernel.hashing import BYTES_PER_TOKEN, MediaSpan, block_hashes, text_hashes
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.kv_index.image_placeholders import Image
-from penstock.router.requests.refusal_codes import TOKENIZER_BUSY
+from penstock.router.requests.refusals import TOKENIZER_BUSY
 
 INLINE_MAX = 16 * 1024
 """Bytes of a body whose prompt is prepared on the event loop where little of it is to be tokenised: about 0.1 ms."""

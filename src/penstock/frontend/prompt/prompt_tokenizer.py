@@ -14,7 +14,6 @@ import re
 import sys
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from penstock import extension
 from penstock.frontend.prompt.chat_template import ChatTemplate, TemplateFailed
 from penstock.frontend.prompt.token_boundaries import TokenBoundaries
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 
@@ -113,14 +113,15 @@ class PromptTokenizer:
         """Parts that had to be encoded."""
         self.tokens_cached = 0
         self.tokens_encoded = 0
-        self.cache_bytes = 0
-        self._most_bytes = cache_bytes
-        self._most_entries = cache_entries
         self._tokenizer = tokenizer
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._lock = threading.Lock()
-        self._parts: OrderedDict[str, array[int]] = OrderedDict()
+        self._part_bytes_max = cache_bytes // 4
+        """Bytes of the largest part that is kept: one huge text must not evict every conversation."""
+        self._parts: BoundedTable[str, array[int]] = BoundedTable(
+            cache_entries, bytes_max=cache_bytes, bytes_of=_bytes_of
+        )
         self._before, self._after = self._surroundings()
         self._cut: PrefixCutter | None = _cutter(tokenizer) if cache_bytes > 0 and cache_entries > 0 else None
         self.why_no_cache: str | None = None
@@ -140,6 +141,10 @@ class PromptTokenizer:
     @property
     def cache_entries(self) -> int:
         return len(self._parts)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._parts.bytes
 
     def encode(self, text: str, *, special: bool, fresh_max: int | None = None) -> "array[int]":
         """Return the token ids of a prompt.
@@ -183,10 +188,7 @@ class PromptTokenizer:
         cached: list[array[int] | None] = []
         with self._lock:
             for part, _ in parts:
-                tokens = self._parts.get(part)
-                if tokens is not None:
-                    self._parts.move_to_end(part)
-                cached.append(tokens)
+                cached.append(self._parts.use(part))
         missing = [part for (part, _), tokens in zip(parts, cached) if tokens is None]
         if fresh_max is not None and sum(map(len, missing)) > fresh_max:
             raise TooMuchToEncode
@@ -206,19 +208,9 @@ class PromptTokenizer:
             self.tokens_encoded += encoded
             self.tokens_cached += len(out) - encoded
             for part, tokens in fresh.items():
-                self._keep(part, tokens)
+                if part not in self._parts and _bytes_of(part, tokens) <= self._part_bytes_max:
+                    self._parts.put(part, tokens)
         return out
-
-    def _keep(self, part: str, tokens: "array[int]") -> None:
-        """Add one part to the cache and drop the oldest; the lock is held."""
-        size = sys.getsizeof(part) + 4 * len(tokens) + ENTRY_OVERHEAD
-        if size > self._most_bytes // 4 or part in self._parts:
-            return  # one huge text must not evict every conversation
-        self._parts[part] = tokens
-        self.cache_bytes += size
-        while self.cache_bytes > self._most_bytes or len(self._parts) > self._most_entries:
-            old, ids = self._parts.popitem(last=False)
-            self.cache_bytes -= sys.getsizeof(old) + 4 * len(ids) + ENTRY_OVERHEAD
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         # The batch call lets other threads run meanwhile, and the fast one leaves offsets out.
@@ -318,6 +310,10 @@ def _cuts(token: Any, added: Sequence[Any]) -> bool:
     first = token.content[0]
     taken = first.isspace() and any(t.rstrip for t in added)
     return not (taken or ((first.isalnum() or first == "_") and any(t.single_word for t in added)))
+
+
+def _bytes_of(part: str, tokens: "array[int]") -> int:
+    return sys.getsizeof(part) + 4 * len(tokens) + ENTRY_OVERHEAD
 
 
 def _cutter(tokenizer: Tokenizer) -> "PrefixCutter | None":

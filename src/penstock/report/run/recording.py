@@ -31,8 +31,8 @@ from penstock.report.planner.planner_analysis import CHANGES, lead_of
 from penstock.report.planner.planner_report_page import read_ticks
 from penstock.report.run.run_files import deleted_records, json_of, last_line, lines, number_rows, recorded_explanation
 from penstock.report.run.run_summary import slo_of
-from penstock.router.requests.closed_record import closed_of
-from penstock.router.selection.packed_decision import whole
+from penstock.router.requests.request_close import closed_of
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.planning.planner_report import RECORDS
 from penstock.runtime.records import segments
 from penstock.runtime.records.timeline_view import LoadsView, RecordedColumns, RecordedWorker, TimelineView, events_of

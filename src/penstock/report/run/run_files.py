@@ -13,8 +13,8 @@ import msgspec
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
-from penstock.router.requests.closed_record import closed_of
-from penstock.router.selection.packed_decision import whole
+from penstock.router.requests.request_close import closed_of
+from penstock.router.selection.decision_summary import whole
 from penstock.runtime.records import segments
 
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
+import msgspec
+
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos
 from penstock.kernel.values import Target
+from penstock.router.kv_index.index_states import HistoryState
 from penstock.router.kv_index.indexer import Column, named
-from penstock.router.kv_index.spans.span_state import from_bytes, mask_bytes
-from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, bits
+from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, bits, mask_bytes, mask_of
 
 KEEP = 0.8
 """Share of the bound that pruning leaves, so that it is rare."""
@@ -303,28 +305,28 @@ class ApproximateIndex:
             else:
                 masks.pop(block, None)  # two blocks may have one hash, which is forgotten with the first of them
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            "now": self._now,
-            "slots": self._slots.snapshot(),
-            "masks": [[block, mask_bytes(mask)] for block, mask in self._masks.items()],
-            "due": [list(entry) for entry in self._due],
-            "until": [[slot, _stretches(kept)] for slot, kept in self._until.items()],
-            "gone": [[slot, _stretches(kept)] for slot, kept in self._gone],
-            "expired": self.expired,
-            "pruned": self.pruned,
-        }
+    def snapshot(self) -> HistoryState:
+        """Return the state."""
+        return HistoryState(
+            now=self._now,
+            slots=self._slots.snapshot(),
+            masks={block: mask_bytes(mask) for block, mask in self._masks.items()},
+            due=self._due,
+            slot_blocks={slot: _stretches_written(kept) for slot, kept in self._until.items()},
+            leftovers=[(slot, _stretches_written(kept)) for slot, kept in self._gone],
+            expired=self.expired,
+            pruned=self.pruned,
+        )
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
-        self._now = state["now"]
-        self._slots.restore(state["slots"])
-        self._masks = {block: from_bytes(mask) for block, mask in state["masks"]}
-        self._due = [(until, slot) for until, slot in state["due"]]
-        self._until = {slot: _kept(stretches) for slot, stretches in state["until"]}
-        self._gone = deque((slot, _kept(stretches)) for slot, stretches in state["gone"])
-        self.expired, self.pruned = state["expired"], state["pruned"]
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data."""
+        state = msgspec.convert(plain, HistoryState)
+        self._now, self._due = state.now, state.due
+        self._slots.restore(state.slots)
+        self._masks = {block: mask_of(mask) for block, mask in state.masks.items()}
+        self._until = {slot: _stretches_restored(pairs) for slot, pairs in state.slot_blocks.items()}
+        self._gone = deque((slot, _stretches_restored(pairs)) for slot, pairs in state.leftovers)
+        self.expired, self.pruned = state.expired, state.pruned
 
     def check(self) -> None:
         """Raise `InvariantError` where the state contradicts itself. Cost: walks everything."""
@@ -344,12 +346,12 @@ class ApproximateIndex:
                 raise InvariantError("a block is marked for nobody")
 
 
-def _stretches(kept: Kept) -> list[list[Any]]:
-    return [[stretch.until, stretch.blocks.copy()] for stretch in kept]
+def _stretches_written(kept: Kept) -> list[tuple[Nanos, list[int]]]:
+    return [(stretch.until, stretch.blocks) for stretch in kept]
 
 
-def _kept(stretches: list[list[Any]]) -> Kept:
+def _stretches_restored(pairs: Sequence[tuple[Nanos, list[int]]]) -> Kept:
     kept = Kept()
-    for until, blocks in stretches:
-        kept.append(_Stretch(until, list(blocks)))
+    for until, blocks in pairs:
+        kept.append(_Stretch(until, blocks))
     return kept

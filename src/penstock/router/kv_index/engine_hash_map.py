@@ -22,7 +22,7 @@ import xxhash
 from penstock.kernel.hashing import chain, local_hashes
 from penstock.kernel.values import KvEvent, KvStored
 from penstock.router.kv_index.indexer import IndexCounters
-from penstock.router.kv_index.spans.spans import Spans
+from penstock.router.kv_index.spans import Spans
 
 _UNSIGNED = (1 << 64) - 1
 ALIASES_MAX = 1 << 18

@@ -1,25 +1,27 @@
 """Exact KV index: which target holds which leading blocks of a prompt, from the engines' KV events.
 
-`penstock.router.kv_index.spans.spans` keeps one tier; this puts three of them together, gives targets their bits,
+`penstock.router.kv_index.spans` keeps one tier; this puts three of them together, gives targets their bits,
 translates engines' opaque hashes (`penstock.router.kv_index.engine_hash_map`), bounds memory and audits itself. Every
 refusal is counted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
-from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier, WorkerId
-from penstock.router.kv_index.attention_windows import AttentionWindow, usable
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import TIERS, KvCleared, KvEvent, KvRemoved, KvStored, Target, Tier
+from penstock.router.kv_index import span_state
 from penstock.router.kv_index.engine_hash_map import EngineHashMap, salt_of, salted, unsigned
+from penstock.router.kv_index.index_states import ExactState, WindowState
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters, Overlap, Stretch
-from penstock.router.kv_index.spans import span_state
-from penstock.router.kv_index.spans.span import Span
-from penstock.router.kv_index.spans.span_walk import walk, walk_linear
-from penstock.router.kv_index.spans.spans import Spans
-from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits
+from penstock.router.kv_index.span_table import Span
+from penstock.router.kv_index.span_walk import AttentionWindow, usable, walk, walk_linear
+from penstock.router.kv_index.spans import Spans
+from penstock.router.kv_index.worker_bitmap import BitLedger, WorkerBits, mask_bytes, mask_of
 
 BLOCKS_MAX = 1 << 24
 """Most (target, block) pairs of one model: 1,024 engines of 16,384 blocks, in some 170 MB."""
@@ -415,51 +417,45 @@ class ExactIndex:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            "block_size": self.block_size,
-            "slots": self._slots.snapshot(),
-            "tiers": {tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
-            "windows": [
-                [each.tier, each.blocks, span_state.mask_bytes(each.workers), span_state.snapshot(each.spans)]
+    def snapshot(self) -> ExactState:
+        """Return the state."""
+        return ExactState(
+            block_size=self.block_size,
+            slots=self._slots.snapshot(),
+            tiers={tier: span_state.snapshot(spans) for tier, spans in self._tiers.items()},
+            windows=[
+                WindowState(each.tier, each.blocks, mask_bytes(each.workers), span_state.snapshot(each.spans))
                 for each in self._windows
             ],
-            "windows_read": [[target.worker, target.rank, read] for target, read in self._windows_read.items()],
-            "native": [[target.worker, target.rank, native] for target, native in self._native.items()],
-            "salts": [[target.worker, target.rank, salt] for target, salt in self._salts.items()],
-            "copying": [[target.worker, target.rank] for target in sorted(self._copying)],
-            "awaited": [
-                [bit.bit_length() - 1, list(map(list, names.items()))]
-                for bit, names in self._translation.awaited.items()
-            ],
-            "sweeping": self._sweeping,
-            "counters": self.counters.as_dict(),
-        }
+            windows_read=self._windows_read,
+            native=self._native,
+            salts=self._salts,
+            copying=sorted(self._copying),
+            awaited={bit.bit_length() - 1: names for bit, names in self._translation.awaited.items()},
+            sweeping=self._sweeping,
+            counters=self.counters.as_dict(),
+        )
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
-        self.block_size = state["block_size"]
-        self._slots.restore(state["slots"])
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data."""
+        state = msgspec.convert(plain, ExactState)
+        self.block_size = state.block_size
+        self._slots.restore(state.slots)
         for tier, spans in self._tiers.items():
-            span_state.restore(spans, state["tiers"][tier])
+            span_state.restore(spans, state.tiers[tier])
         self._windows.clear()
         del self._all[len(self._tiers) :]
-        for tier, blocks, workers, window in state["windows"]:
-            found = AttentionWindow(tier, blocks, Spans(self.counters, self._ledger, lazy=False))
-            found.workers = span_state.from_bytes(workers)
-            span_state.restore(found.spans, window)
-            self._windows.append(found)
-            self._all.append(found.spans)
-        self._windows_read = {
-            Target(WorkerId(worker), rank): list(blocks) for worker, rank, blocks in state["windows_read"]
-        }
-        self._native = {Target(WorkerId(worker), rank): native for worker, rank, native in state["native"]}
-        self._salts = {Target(WorkerId(worker), rank): salt for worker, rank, salt in state["salts"]}
-        self._copying = {Target(WorkerId(worker), rank) for worker, rank in state["copying"]}
-        self._translation.awaited = {1 << slot: dict(names) for slot, names in state["awaited"]}
-        self._sweeping = state["sweeping"]
-        for name, count in state["counters"].items():
+        for saved in state.windows:
+            window = AttentionWindow(saved.tier, saved.blocks, Spans(self.counters, self._ledger, lazy=False))
+            window.workers = mask_of(saved.workers)
+            span_state.restore(window.spans, saved.spans)
+            self._windows.append(window)
+            self._all.append(window.spans)
+        self._windows_read, self._native, self._salts = state.windows_read, state.native, state.salts
+        self._copying = set(state.copying)
+        self._translation.awaited = {1 << slot: names for slot, names in state.awaited.items()}
+        self._sweeping = state.sweeping
+        for name, count in state.counters.items():
             setattr(self.counters, name, count)
 
     def check(self) -> None:

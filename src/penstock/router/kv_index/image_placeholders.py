@@ -6,13 +6,13 @@ later request with the same image it is known what an engine makes of it, withou
 after an image is known by standing before it as well. If no engine holds an image, nothing beyond it can be cached.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.hashing import TAG_MULTIMODAL, records
 from penstock.kernel.values import KvStored
 
@@ -47,7 +47,7 @@ class Image(NamedTuple):
     def tokens(self) -> list[int]:
         """All tokens of the placeholder."""
         if self.runs:
-            return _unrolled(self.runs)
+            return _tokens_of(self.runs)
         return [*self.before, *[self.token] * (self.length - len(self.before) - len(self.after)), *self.after]
 
     @property
@@ -62,8 +62,8 @@ class ImagePlaceholders:
     def __init__(self) -> None:
         self.placeholders: set[int] = set()
         """Tokens that were learnt to stand for media: one, or one for each kind."""
-        self._images: OrderedDict[str, Image] = OrderedDict()
-        self._parts: OrderedDict[str, Runs] = OrderedDict()
+        self._images: BoundedTable[str, Image] = BoundedTable(KEPT)
+        self._parts: BoundedTable[str, Runs] = BoundedTable(PARTS_KEPT)
         """What came of an image, and what stood behind it in its last block."""
 
     def find(self, id: str) -> Image | None:
@@ -73,7 +73,8 @@ class ImagePlaceholders:
     @property
     def usual(self) -> int:
         """Tokens of the image that was learnt last; 0 where none was."""
-        return next(reversed(self._images.values())).length if self._images else 0
+        newest = self._images.newest
+        return 0 if newest is None else newest.length
 
     def learn(self, event: KvStored, block_size: int) -> None:
         """Take in an event that still has its tokens.
@@ -82,13 +83,13 @@ class ImagePlaceholders:
         """
         starts: dict[str, int] = {}
         ends: dict[str, int] = {}
-        for id, start, block in _starts(event, block_size):
+        for id, start, block in _image_starts(event, block_size):
             starts[id], ends[id] = start, (block + 1) * block_size
         for id, start in starts.items():
             first = max(0, start)
             end = min((other for other in starts.values() if other > first), default=len(event.tokens))
             part = event.tokens[first : min(end, ends[id], len(event.tokens))]
-            earlier = _unrolled(self._parts.get(id, ()))
+            earlier = _tokens_of(self._parts.get(id) or ())
             if start < 0 and len(earlier) < first - start:
                 # Its beginning did not come: where it is one token throughout, it is that token from there on.
                 earlier = [part[0]] * (first - start) if len(set(part[:REPEATS])) == 1 else []
@@ -97,26 +98,20 @@ class ImagePlaceholders:
             whole = [*earlier[: first - start], *part] if start < 0 else list(part)
             if start >= 0 and len(whole) <= len(earlier):
                 continue  # heard before
-            self._parts[id] = _rolled(whole)
-            self._parts.move_to_end(id)
-            if len(self._parts) > PARTS_KEPT:
-                self._parts.popitem(last=False)
-            image = _trimmed(whole)
+            self._parts.put(id, _run_lengths(whole))
+            image = _image_of(whole)
             if image is not None:
                 self._put(id, image)
 
     def _put(self, id: str, image: Image) -> None:
-        known = self._images.get(id)
+        known = self._images.use(id)
         if known is None or image.length > known.length:
-            self._images[id] = image
+            self._images.put(id, image)
             if len(self.placeholders) < PLACEHOLDERS_MAX:
                 self.placeholders.add(image.token)
-        self._images.move_to_end(id)
-        if len(self._images) > KEPT:
-            self._images.popitem(last=False)
 
 
-def _trimmed(whole: list[int]) -> Image | None:
+def _image_of(whole: list[int]) -> Image | None:
     """Return what of some tokens, which begin with an image, is the image; None where that can't be told yet."""
     run = next(
         (at for at in range(MARKS + 1) if len(set(whole[at : at + REPEATS])) == 1 and at + REPEATS <= len(whole)), None
@@ -136,19 +131,19 @@ def _trimmed(whole: list[int]) -> Image | None:
             marks += 1
     whole = whole[: last + 1 + marks]
     image = Image(token, len(whole), tuple(whole[:run]), tuple(whole[last + 1 :]))
-    return image if once is None else image._replace(runs=_rolled(whole))
+    return image if once is None else image._replace(runs=_run_lengths(whole))
 
 
-def _rolled(tokens: Sequence[int]) -> Runs:
+def _run_lengths(tokens: Sequence[int]) -> Runs:
     """Return tokens as (token, how often) in order."""
     return tuple((token, len(list(same))) for token, same in groupby(tokens))
 
 
-def _unrolled(runs: Runs) -> list[int]:
+def _tokens_of(runs: Runs) -> list[int]:
     return [token for token, count in runs for _ in range(count)]
 
 
-def _starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int, int]]:
+def _image_starts(event: KvStored, block_size: int) -> Iterator[tuple[str, int, int]]:
     """Yield each image that a block touches, where it begins, counted from the event's first token, and the block."""
     for block, extra in enumerate(event.extras or ()):
         for tag, value in records(extra):

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, Target
 from penstock.router.kv_index.worker_bitmap import GONE, bits
 
@@ -31,7 +32,7 @@ class Indexer(Protocol[Answer_co]):
         """Return what each target holds of a prompt's blocks; targets that hold nothing are absent.
 
         Args:
-            blocks: in the form that this index takes (`penstock.router.prompt_forms`).
+            blocks: in the form that this index takes (`penstock.router.kv_index.pool_index`).
         """
         ...
 
@@ -47,12 +48,16 @@ class Indexer(Protocol[Answer_co]):
         """Return how many (target, block) pairs are held."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
+    def snapshot(self) -> msgspec.Struct:
+        """Return the state."""
         ...
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data.
+
+        Raises:
+            msgspec.ValidationError: it is not the state of such an index.
+        """
         ...
 
     def check(self) -> None:
@@ -78,6 +83,10 @@ class HeldBlocks(NamedTuple):
     @property
     def total(self) -> int:
         return self.device + self.host + self.disk
+
+
+NOTHING = HeldBlocks(source="none")
+"""What a target holds that is known to hold nothing."""
 
 
 class Stretch(NamedTuple):

@@ -22,12 +22,10 @@ where that was wrong as well, it is approximate.
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import KvCleared, KvEvent, KvStored
 from penstock.router.events import KvObserved, ReplayEnded
+from penstock.router.kv_index.index_states import EventStreamState
 
 StreamState = Literal["joining", "exact", "recovering", "late", "approximate"]
 
@@ -38,14 +36,14 @@ COMPARED = 16
 """Answers that are judged together: a few may have come before the events of their blocks' end."""
 ALL = 1 << 40
 """More blocks than any cache has."""
-PLAIN_STATE = (
+NUMBERS = (
     *("wrong", "wrong_sets", "removed", "believed", "had", "_compared"),
     *("buffer_max", "relearn_after", "epoch", "next", "applied", "duplicates", "gaps", "recovered", "unrecovered"),
     *("restarts", "relearnt", "overflows", "answers_unused", "_complete", "_learnt", "_recovering", "_asked", "_stale"),
     *("_suspect", "_heard", "_late_next", "_late_run", "since", "kv_blocks", "_stored", "_agreed"),
     *("joining", "_wanted"),
 )
-"""Attributes that a snapshot has as they are: all but those with events."""
+"""Attributes that are numbers: all but those with events."""
 
 
 class StreamOutcome(NamedTuple):
@@ -403,21 +401,15 @@ class KvEventStream:
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            **{name: getattr(self, name) for name in PLAIN_STATE},
-            "waiting": [[number, msgspec.to_builtins(events)] for number, events in self._waiting.items()],
-            "held": None if self._repeated is None else msgspec.to_builtins(self._repeated),
-        }
+    def snapshot(self) -> EventStreamState:
+        """Return the state."""
+        return EventStreamState({name: getattr(self, name) for name in NUMBERS}, self._waiting, self._repeated)
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the stream that wrote ``state``."""
-        for name in PLAIN_STATE:
-            setattr(self, name, state[name])
-        held = state["held"]
-        self._waiting = {number: msgspec.convert(events, list[KvEvent]) for number, events in state["waiting"]}
-        self._repeated = None if held is None else msgspec.convert(held, list[KvEvent])
+    def restore(self, state: EventStreamState) -> None:
+        """Become the stream of a state."""
+        for name in NUMBERS:
+            setattr(self, name, state.numbers[name])
+        self._waiting, self._repeated = state.waiting, state.repeated
 
     def check(self) -> None:
         """Raise `InvariantError` where the state contradicts itself."""

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Snapshot
 from penstock.kernel.values import Target, WorkerId
+from penstock.router.kv_index.index_states import SlotsState
 
 GONE = Target(WorkerId(""), -1)
 """Stands where a slot has no target."""
@@ -155,31 +155,27 @@ class WorkerBits:
         self._free.extend(self._sweeping)
         self._sweeping = []
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            "slots": [[target.worker, target.rank, slot] for target, slot in self._slot_of.items()],
-            "count": len(self.names),
-            "free": list(self._free),
-            "sweeping": list(self._sweeping),
-            "waiting": list(self._waiting),
-            "swept": self.swept,
-            "pairs": list(self._ledger.pairs),
-        }
+    def snapshot(self) -> SlotsState:
+        """Return the state, the ledger's included."""
+        return SlotsState(
+            slot_of=self._slot_of,
+            count=len(self.names),
+            free=self._free,
+            sweeping=self._sweeping,
+            waiting=self._waiting,
+            swept=self.swept,
+            pairs=self._ledger.pairs,
+        )
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the slots that wrote ``state``, the ledger included."""
-        self._slot_of = {Target(WorkerId(worker), rank): slot for worker, rank, slot in state["slots"]}
-        self.names = [GONE] * state["count"]
-        self.alive = 0
+    def restore(self, state: SlotsState) -> None:
+        """Become the slots of a state, the ledger included."""
+        self._slot_of, self.names, self.alive = state.slot_of, [GONE] * state.count, 0
         for target, slot in self._slot_of.items():
             self.names[slot] = target
             self.alive |= 1 << slot
         self._places.clear()
-        self._free, self._sweeping = list(state["free"]), list(state["sweeping"])
-        self._waiting, self.swept = list(state["waiting"]), state["swept"]
-        self._ledger.pairs = list(state["pairs"])
-        self._ledger.total = sum(self._ledger.pairs)
+        self._free, self._sweeping, self._waiting = state.free, state.sweeping, state.waiting
+        self.swept, self._ledger.pairs, self._ledger.total = state.swept, state.pairs, sum(state.pairs)
 
     def check(self) -> None:
         """Raise where a slot is lost or stands for two things."""
@@ -196,3 +192,13 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def mask_bytes(mask: int) -> bytes:
+    """Write a mask of any width as little-endian bytes."""
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def mask_of(raw: bytes) -> int:
+    """Read what `mask_bytes` wrote."""
+    return int.from_bytes(raw, "little")

@@ -4,16 +4,15 @@ from typing import NamedTuple
 
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Role, WorkerCard, WorkerId
+from penstock.router import stage_graph
 from penstock.router.events import Cost, Excluded, Failed
 from penstock.router.model_pool import LinkFault, ModelPool
-from penstock.router.requests import stage_graph
-from penstock.router.requests.blame import blame, works
-from penstock.router.requests.eligibility import Eligible, available, eligible
-from penstock.router.requests.prefill_release import abort, abort_remote, let_go, source_of
-from penstock.router.requests.routed_request import STAGE, Remote, RoutedRequest
-from penstock.router.requests.stage_graph import AT_ONCE, StagePath
+from penstock.router.requests.request_close import abort, abort_remote, blame, let_go, source_of, works
+from penstock.router.routed_request import STAGE, Remote, RoutedRequest
 from penstock.router.router_state import RouterState
-from penstock.router.selection.cost_table import cheapest_of
+from penstock.router.selection.cost import cheapest_of
+from penstock.router.selection.select import Eligible, available, costs_of, eligible
+from penstock.router.stage_graph import AT_ONCE, StagePath
 from penstock.router.workers.roster import RosterWorker
 
 FETCHES_MAX = 2
@@ -34,8 +33,10 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
     event = request.event
     if request.handed:
         source = source_of(core, request)
-        if source is not None and pool.answers:
-            return NextStage("decode", _linked(pool, source.id, available(core, request, pool, now, "decode")), source)
+        if source is not None and pool.roles.answers:
+            return NextStage(
+                "decode", _with_sound_links(pool, source.id, available(core, request, pool, now, "decode")), source
+            )
         assert request.remote is not None
         if source is None:
             holder = request.remote.target.worker
@@ -43,13 +44,13 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
         else:
             lose(core, request, pool, "no worker is there that could take it", released=False)
     final = eligible(core, request, pool, now)
-    if pool.plain and final.targets:
+    if pool.roles.plain and final.targets:
         return NextStage("aggregated", final)
-    if not final.targets and pool.paired:
-        pair = _pair(core, now, request, pool)
+    if not final.targets and pool.roles.paired:
+        pair = _paired_stage(core, now, request, pool)
         final = Eligible([], [], False) if pair.eligible.targets else available(core, request, pool, now)
         return NextStage("aggregated", final) if final.targets else pair
-    if not final.targets and pool.roles["prefill"]:
+    if not final.targets and pool.roles.has("prefill"):
         # Slower than it should be, but better than no answer.
         instead = eligible(core, request, pool, now, "prefill")
         if instead.targets:
@@ -58,24 +59,24 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
             return NextStage("aggregated", instead)
     if not final.targets:
         final = available(core, request, pool, now)
-    if not pool.splits or event.whole:
+    if not pool.roles.splits or event.whole:
         return NextStage("aggregated", final)
     encoding = ""
-    if event.media and pool.roles["encode"]:
+    if event.media and pool.roles.has("encode"):
         if not request.encoded:
-            candidates = _encode(core, now, request, pool)
+            candidates = _encode_candidates(core, now, request, pool)
             if candidates is not None:
                 return NextStage("encode", candidates)
         encoding = _encoding_text(request)
-    remote, request.flow = _remote(core, now, request, pool, final)
+    remote, request.flow = _remote_candidates(core, now, request, pool, final)
     if encoding:
         request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
     return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
 
 
-def _linked(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
+def _with_sound_links(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
     """Return who can fetch a worker's KV without those whose link to it is broken, where any other is left."""
-    broken = {other for (one, other), fault in pool.links.items() if one == source and fault.broken}
+    broken = {other for (one, other), fault in pool.roles.links.items() if one == source and fault.broken}
     sound = [each for each in takers.targets if each[0].worker not in broken]
     if not broken or not sound:
         return takers
@@ -84,7 +85,7 @@ def _linked(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:
     return Eligible(sound, [*takers.excluded, *cut], False)
 
 
-def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
+def _paired_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
     """Return the prefill of a request for workers that do nothing but their roles, whatever it costs.
 
     It has no candidates where one of the two workers is missing, or where they can't make the answer together.
@@ -99,7 +100,7 @@ def _pair(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     return NextStage("prefill", available(core, request, pool, now, "prefill"))
 
 
-def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
+def _encode_candidates(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> Eligible | None:
     """Return the candidates to encode a request's media; None where all are encoded, or nobody can do it."""
     media = request.event.media
     missing = pool.embeddings.missing(media)
@@ -108,7 +109,7 @@ def _encode(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPo
     request.media_cached = len(media) - len(missing)
     if candidates is None or not candidates.targets:
         request.encoded = True
-        pool.media["cached"] += request.media_cached
+        pool.counts.media["cached"] += request.media_cached
         return None
     request.flow = f"{len(missing)} of {len(media)} images or the like are to be encoded first"
     return candidates
@@ -123,15 +124,15 @@ def _encoding_text(request: RoutedRequest) -> str:
     return f"{media - cached} of {media} images or the like are encoded {where}"
 
 
-def _remote(
+def _remote_candidates(
     core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, final: Eligible
 ) -> tuple[Eligible | None, str]:
     """Return the candidates for a remote prefill, or None where there is to be none; and why."""
     if request.local:
         return None, request.local
-    if not pool.roles["prefill"] or not final.targets:
+    if not pool.roles.has("prefill") or not final.targets:
         return None, "no remote prefill: there is no prefill worker" if final.targets else ""
-    if not any(pool.speaks(worker.card) for _, worker in final.targets):
+    if not any(pool.roles.speaks(worker.card) for _, worker in final.targets):
         return None, f"no remote prefill: {final.targets[0][0]} can take no KV over"
     remote = eligible(core, request, pool, now, "prefill")
     if not remote.targets:
@@ -139,28 +140,30 @@ def _remote(
     settings = core.settings.handoff
     if settings.conditional == "off":
         return remote, "remote prefill: router.handoff.conditional is off"
-    here, here_cost = _cheapest(request, pool, final, now, "aggregated")
-    there, there_cost = _cheapest(request, pool, remote, now, "prefill")
+    here, here_cost = _cheapest_candidate(request, pool, final, now, "aggregated")
+    there, there_cost = _cheapest_candidate(request, pool, remote, now, "prefill")
     blocks = len(request.prompt.blocks) - here_cost.overlap_blocks
-    far = _way(request, pool, there, there_cost, transfer_ms=pool.ms_per_block * max(0, blocks))
-    near = _way(request, pool, here, here_cost, transfer_ms=0.0)
+    far = _stage_path(request, pool, there, there_cost, transfer_ms=pool.speeds.ms_per_block * max(0, blocks))
+    near = _stage_path(request, pool, here, here_cost, transfer_ms=0.0)
     targets = core.slo.of(request.event.preferences.service_class)
     worth, why = stage_graph.remote_prefill(settings, targets, request.prompt.isl, far, near)
     if not worth:
-        pool.handoffs["local"] += 1
+        pool.counts.handoffs["local"] += 1
     return (remote if worth else None), why
 
 
-def _cheapest(
+def _cheapest_candidate(
     request: RoutedRequest, pool: ModelPool, candidates: Eligible, now: Nanos, stage: Role
 ) -> tuple[RosterWorker, Cost]:
-    costs, _ = pool.costs(request, candidates.targets, now, stage)
+    costs, _ = costs_of(pool, request, candidates.targets, now, stage)
     place = int(cheapest_of(costs)[0])
     return candidates.targets[place][1], costs[place]
 
 
-def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float) -> StagePath:
-    speed = pool.speed_of(worker)
+def _stage_path(
+    request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Cost, *, transfer_ms: float
+) -> StagePath:
+    speed = pool.speeds.speed_of(worker)
     new = request.prompt.isl - cost.overlap_tokens
     stall = 1e3 * speed.prefill_slope * new
     step = 1e3 * ((worker.speed[2] if worker.speed else 0.0) + speed.decode_slope * cost.active_blocks)
@@ -173,7 +176,7 @@ def _way(request: RoutedRequest, pool: ModelPool, worker: RosterWorker, cost: Co
         + stall
         + transfer_ms,
         stall_ms=stall,
-        itl_ms=step + stall / max(1.0, pool.output_mean),
+        itl_ms=step + stall / max(1.0, pool.counts.output_mean),
     )
 
 
@@ -201,19 +204,19 @@ def done(
         # What somebody else had it encode meanwhile, it took from its own cache.
         fresh = len(pool.embeddings.missing(items))
         pool.embeddings.add(items)
-        pool.media["encoded"] += fresh
-        pool.media["cached"] += len(items) - fresh
+        pool.counts.media["encoded"] += fresh
+        pool.counts.media["cached"] += len(items) - fresh
         request.encode = ()
         core.unstage(request, pool)
     else:
-        pool.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
+        pool.speeds.fit.add(float(remote.prefill_ahead), seconds(now - remote.placed))
         request.remote_cached = cached
         if remote.protocol in AT_ONCE:
             if request.phase == "streaming":
                 arrived(core, request, pool)
             return False  # the worker that goes on has had the request all the time
         if not kv_retained:
-            pool.handoffs["empty"] += 1
+            pool.counts.handoffs["empty"] += 1
             request.local = f"no hand-off: {remote.target} holds nothing of it"
             core.unstage(request, pool)
     request.step("staged")
@@ -224,8 +227,8 @@ def done(
 def arrived(core: RouterState, request: RoutedRequest, pool: ModelPool) -> None:
     """The worker that answers has what another one made."""
     if request.remote is not None and request.target is not None:
-        pool.links.pop((request.remote.target.worker, request.target.worker), None)
-    pool.handoffs["done"] += 1
+        pool.roles.links.pop((request.remote.target.worker, request.target.worker), None)
+    pool.counts.handoffs["done"] += 1
     core.unstage(request, pool)
 
 
@@ -267,13 +270,13 @@ def _other_way(
     """Choose what becomes of a request whose stage failed: without it, or on another worker."""
     if remote.stage == "encode":
         request.encoded = True
-        pool.media["failed"] += len(request.encode)
+        pool.counts.media["failed"] += len(request.encode)
         request.encode = ()
         return True
-    pool.handoffs["failed"] += 1
-    if pool.fallback_tokens >= 1.0 and not pool.paired:
-        pool.fallback_tokens -= 1.0
-        pool.handoffs["fallback"] += 1
+    pool.counts.handoffs["failed"] += 1
+    if pool.roles.fallback_tokens >= 1.0 and not pool.roles.paired:
+        pool.roles.fallback_tokens -= 1.0
+        pool.counts.handoffs["fallback"] += 1
         request.local = f"no remote prefill: it failed on {remote.target}"
         core.note(
             "prefill_fallback",
@@ -293,7 +296,7 @@ def _link_failed(request: RoutedRequest, pool: ModelPool, event: Failed) -> None
     if remote is None or target is None or remote.protocol not in AT_ONCE or not event.worker_at_fault:
         return
     if event.status is not None:
-        fault = pool.links.setdefault((remote.target.worker, target.worker), LinkFault())
+        fault = pool.roles.links.setdefault((remote.target.worker, target.worker), LinkFault())
         fault.count, fault.reason = fault.count + 1, event.reason
 
 
@@ -329,7 +332,7 @@ def lose(core: RouterState, request: RoutedRequest, pool: ModelPool, reason: str
     Args:
         released: it is gone by itself, with its worker.
     """
-    pool.handoffs["lost"] += 1
+    pool.counts.handoffs["lost"] += 1
     request.local = f"no remote prefill: its KV was lost ({reason})"
     if not released:
         let_go(core, request, pool)

@@ -1,20 +1,35 @@
-"""Handlers of a request's milestones, from `Arrived` to its one `Closed`."""
+"""Handlers of a request's milestones, from `Arrived` to its one `Closed`, and of those of a hedged one.
+
+Hedging sends a request whose first token is late to a second worker as well, and stops the slower attempt: only before
+its first token, once in a leg, and only for a bounded share of requests, since a hedge doubles a prefill.
+Source: tied requests as in Dean and Barroso, "The Tail at Scale" (2013).
+"""
+
+import msgspec
 
 from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import RequestId
-from penstock.router.events import Arrived, Cancelled, Failed, Finished, FirstToken, Grown, Staged, WorkerDraining
-from penstock.router.kv_index.kv_event_handlers import compared
-from penstock.router.requests import handoff, hedging
-from penstock.router.requests.blame import blame, works
-from penstock.router.requests.eligibility import eligible
-from penstock.router.requests.prefill_release import let_go
-from penstock.router.requests.refusal_codes import ENGINE_BUSY, INFLIGHT_LIMIT, NO_WORKER, QUEUE_TIMEOUT
-from penstock.router.requests.request_close import close
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.events import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Failed,
+    Finished,
+    FirstToken,
+    Grown,
+    Staged,
+    WorkerDraining,
+)
+from penstock.router.model_pool import ModelPool
+from penstock.router.requests import handoff
+from penstock.router.requests.refusals import ENGINE_BUSY, INFLIGHT_LIMIT, NO_WORKER, QUEUE_TIMEOUT
+from penstock.router.requests.request_close import blame, close, let_go, works
 from penstock.router.requests.scheduling import admit, follow, hedge
+from penstock.router.routed_request import HEDGE, RoutedRequest
 from penstock.router.router_state import RouterState
-from penstock.router.workers.worker_events import draining
+from penstock.router.selection.select import eligible
+from penstock.router.workers.worker_events import compared, draining
 
 
 def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
@@ -33,9 +48,10 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
         return
     request.counted = True
-    pool.inflight += 1
-    if pool.inflight > pool.inflight_max:
-        text = f"the limit is reached: {counted(pool.inflight_max, 'request')} of {event.model} running or waiting"
+    pool.counts.inflight += 1
+    if pool.counts.inflight > pool.roles.inflight_max:
+        most = counted(pool.roles.inflight_max, "request")
+        text = f"the limit is reached: {most} of {event.model} running or waiting"
         close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=INFLIGHT_LIMIT)
         return
     wish = event.preferences
@@ -46,19 +62,19 @@ def arrived(core: RouterState, now: Nanos, event: Arrived) -> None:
 
 
 def first_token(core: RouterState, now: Nanos, event: FirstToken) -> None:
-    request = _running(core, event.id, event.attempt, "prefill")
+    request = _running_request(core, event.id, event.attempt, "prefill")
     if request is not None:
         pool = core.pools[request.event.model]
         if request.hedge is not None:
-            hedging.settle(core, request, pool, event.attempt, now)
+            hedge_settled(core, request, pool, event.attempt, now)
         took = (now - request.placed) / SECOND
         if request.adapter_cold:
             pass
         elif request.transfer_blocks is None:
-            pool.fit.add(float(request.prefill_ahead), took)
+            pool.speeds.fit.add(float(request.prefill_ahead), took)
         else:
-            pool.bring.add(float(request.transfer_blocks), took)
-        _started(core, now, request)
+            pool.speeds.bring.add(float(request.transfer_blocks), took)
+        _answer_started(core, now, request)
 
 
 def staged(core: RouterState, now: Nanos, event: Staged) -> None:
@@ -72,23 +88,23 @@ def staged(core: RouterState, now: Nanos, event: Staged) -> None:
 
 
 def grown(core: RouterState, now: Nanos, event: Grown) -> None:
-    request = _running(core, event.id, event.attempt, "streaming")
+    request = _running_request(core, event.id, event.attempt, "streaming")
     if request is None or request.target is None:
         return
     request.tokens = event.tokens
     pool = core.pools[request.event.model]
-    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.block_size, now)
+    pool.active.grown(event.id, (event.tokens - request.resumed) // pool.index.block_size, now)
     core.publish(pool, event.id, "grown", request.target, tokens=event.tokens)
 
 
 def finished(core: RouterState, now: Nanos, event: Finished) -> None:
-    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    request = _running_request(core, event.id, event.attempt, "prefill", "streaming")
     if request is None:
         return
     if request.hedge is not None:
-        hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+        hedge_settled(core, request, core.pools[request.event.model], event.attempt, now)
     if request.phase == "prefill":  # an unary answer has no earlier milestone: it proves the worker as well
-        _started(core, now, request)
+        _answer_started(core, now, request)
     request.tokens = event.tokens or request.tokens
     # What a later leg took from a cache is partly output of the legs before: it says nothing about the prompt.
     cached = event.cached if request.remote_cached is None else request.remote_cached
@@ -109,16 +125,16 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
     early = core.requests.get(event.id)
     if early is not None and early.staging(event.attempt):
         return _stage_failed(core, now, early, event)
-    request = _running(core, event.id, event.attempt, "prefill", "streaming")
+    request = _running_request(core, event.id, event.attempt, "prefill", "streaming")
     if request is None or request.target is None:
         return
     if event.leaving:
-        _leaves(core, now, request, event)
+        _drain_leaving(core, now, request, event)
     if request.hedge is not None:
         if event.retryable:
-            return hedging.failed(core, request, core.pools[request.event.model], event, now)
+            return hedge_failed(core, request, core.pools[request.event.model], event, now)
         # The request itself is at fault, which another worker would find too.
-        hedging.settle(core, request, core.pools[request.event.model], event.attempt, now)
+        hedge_settled(core, request, core.pools[request.event.model], event.attempt, now)
     suspect = handoff.source_is_suspect(request, event)
     blame(
         core, now, request, request.target.worker, request.placed, event, at_fault=event.worker_at_fault and not suspect
@@ -158,23 +174,23 @@ def failed(core: RouterState, now: Nanos, event: Failed) -> None:
         if request.handed:
             let_go(core, request, pool)
             core.unstage(request, pool)
-        _ends(core, now, request, event, why_not or "")
+        _end_broken(core, now, request, event, why_not or "")
 
 
 def _stage_failed(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
     """A stage before the last has failed: without it, on another worker, or not at all."""
     if event.leaving:
-        _leaves(core, now, request, event)
+        _drain_leaving(core, now, request, event)
     pool = core.pools[request.event.model]
     if request.phase in ("streaming", "waiting_for_worker"):
         handoff.failed_aside(core, now, request, pool, event)
     elif handoff.failed(core, now, request, pool, event):
         admit(core, now, request, pool)
     else:
-        _ends(core, now, request, event, request.at_fault)
+        _end_broken(core, now, request, event, request.at_fault)
 
 
-def _ends(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed, why_not_on: str) -> None:
+def _end_broken(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed, why_not_on: str) -> None:
     """End a request that broke; the outcome depends on the party at fault."""
     if event.worker_at_fault:
         reason = f"{event.reason}; {why_not_on}" if why_not_on else event.reason
@@ -200,7 +216,7 @@ def late(core: RouterState, now: Nanos, key: RequestId) -> None:
     request = core.requests.get(key)
     if request is not None:
         pool = core.pools[request.event.model]
-        if hedging.hedge_wanted(core, request, pool, now):
+        if hedge_wanted(core, request, pool, now):
             hedge(core, now, request, pool)
 
 
@@ -235,7 +251,7 @@ def overdue(core: RouterState, now: Nanos, kind: str, key: RequestId) -> None:
         close(core, now, request, "expired", "deadline", 504, f"not done within {waited:.3g} s")
 
 
-def _leaves(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
+def _drain_leaving(core: RouterState, now: Nanos, request: RoutedRequest, event: Failed) -> None:
     """A worker refuses work because it is ending: no other request is sent there, though its health is good."""
     hedge, remote = request.hedge, request.remote
     target = request.target
@@ -266,7 +282,7 @@ def _why_not_on(core: RouterState, request: RoutedRequest, event: Failed) -> str
     return None if request.migrations < most else f"its migrations are used up (router.migration.limit {most})"
 
 
-def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
+def _answer_started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
     """The first token is here: the prefill is over, and the worker works."""
     assert request.target is not None
     request.step("first")
@@ -286,14 +302,79 @@ def _started(core: RouterState, now: Nanos, request: RoutedRequest) -> None:
             worker.breaker.answered = now
     if request.remote is not None and request.remote.done:
         handoff.arrived(core, request, pool)
-    pool.media["here"] += len(request.encode)
+    pool.counts.media["here"] += len(request.encode)
     request.encode = ()
 
 
-def _running(core: RouterState, request: RequestId, attempt: int, *phases: str) -> RoutedRequest | None:
+def _running_request(core: RouterState, request: RequestId, attempt: int, *phases: str) -> RoutedRequest | None:
     """Return an open request in one of these phases and this attempt; else count the event as dropped."""
     found = core.requests.get(request)
     if found is None or not found.runs(attempt) or found.phase not in phases:
         core.dropped += 1
         return None
     return found
+
+
+# --- hedging ----------------------------------------------------------------------------------------------------------
+
+
+def hedge_wanted(core: RouterState, request: RoutedRequest, pool: ModelPool, now: Nanos) -> bool:
+    """Tell whether a request that has waited for its first token is to be sent to a second worker."""
+    settings = core.settings.hedge
+    return (
+        settings.after is not None
+        and request.phase == "prefill"
+        and request.hedge is None
+        and not request.handed  # what a worker holds for it can be fetched only once
+        and now >= request.placed + nanos(settings.after)
+        and request.event.preferences.worker is None
+        and pool.counts.hedges + 1 <= settings.share * pool.counts.placements["aggregated"]
+    )
+
+
+def hedge_settled(core: RouterState, request: RoutedRequest, pool: ModelPool, attempt: int, now: Nanos) -> None:
+    """One of two attempts has answered first: it is the request's, and the other one is stopped."""
+    hedge = request.hedge
+    assert hedge is not None and request.target is not None
+    won = attempt == hedge.attempt
+    number, target = (request.current, request.target) if won else (hedge.attempt, hedge.target)
+    core.out.append(Abort(id=request.id, attempt=number, target=target, reason="another worker was faster"))
+    loser = core.roster.get(target.worker)
+    if loser is not None:
+        loser.breaker.released()
+    _hedge_left(core, request, pool, won, "another worker was faster", now)
+
+
+def hedge_failed(core: RouterState, request: RoutedRequest, pool: ModelPool, event: Failed, now: Nanos) -> None:
+    """One of two attempts has failed: the other one goes on as if it had been the only one."""
+    hedge = request.hedge
+    assert hedge is not None and request.target is not None
+    is_hedge = event.attempt == hedge.attempt
+    worker = (hedge.target if is_hedge else request.target).worker
+    blame(core, now, request, worker, hedge.placed if is_hedge else request.placed, event)
+    known = core.roster.get(worker)
+    if known is not None:
+        request.tried.append((worker, known.card.incarnation))
+    request.note_failure(event)
+    _hedge_left(core, request, pool, not is_hedge, event.reason, now)
+
+
+def _hedge_left(
+    core: RouterState, request: RoutedRequest, pool: ModelPool, hedge_stays: bool, reason: str, now: Nanos
+) -> None:
+    """Let one attempt of two go. The one that stays has the last leg."""
+    hedge = request.hedge
+    assert hedge is not None and request.target is not None
+    legs = request.legs
+    if not hedge_stays:
+        legs[-1], legs[-2] = legs[-2], legs[-1]
+    legs[-2] = msgspec.structs.replace(legs[-2], last=now, failure=reason)
+    pool.active.end(request.id, HEDGE)
+    request.hedge = None
+    if hedge_stays:
+        core.publish(pool, request.id, "ended", request.target)
+        request.target, request.current = hedge.target, hedge.attempt
+        request.placed, request.prefill_ahead = hedge.placed, hedge.prefill_ahead
+        request.expected_cached = hedge.cached
+        core.load(request, pool, hedge.target, cached=hedge.cached, unhashed_blocks=hedge.unhashed_blocks, now=now)
+    core.freed[pool.model] = None

@@ -1,4 +1,8 @@
-"""Scheduling of requests: admits one, lets it wait in the queue, chooses its worker and dispatches it."""
+"""Scheduling of requests: admits one, lets it wait in the queue, chooses its worker and dispatches it.
+
+On the way of most requests `admit` asks `next_stage` for the candidates (`penstock.router.selection.select.eligible`),
+and `_place_request` has `_decide_target` price them (`costs_of`) and choose one (`select`), all in that one file.
+"""
 
 from collections.abc import Sequence
 
@@ -9,28 +13,38 @@ from penstock.kernel.machine import SECOND, Nanos, nanos, seconds
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import TIERS_LABEL, Role, Target
 from penstock.router.events import Cost, Decision, Dispatch, Excluded, Handoff, StageLeg
+from penstock.router.fair_queue import KICK, FairQueue, fullness, has_room
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.eligibility import Eligible, eligible, pin_of, plugin_request
-from penstock.router.requests.fair_queue import KICK, FairQueue, fullness, has_room
+from penstock.router.pool_tables import prefetch_after
+from penstock.router.request_queue import QueuedRequest
 from penstock.router.requests.handoff import NextStage, next_stage
-from penstock.router.requests.overload import refusal
-from penstock.router.requests.program_habits import prefetch_after
-from penstock.router.requests.refusal_codes import (
+from penstock.router.requests.refusals import (
     ENGINE_BUSY,
     NO_WORKER,
     NOT_CACHED,
     OVERLOADED,
     QUEUE_FULL,
     SHARE_FULL,
+    refusal,
 )
 from penstock.router.requests.request_close import close
-from penstock.router.requests.request_queue import QueuedRequest
-from penstock.router.requests.routed_request import HEDGE, STAGE, Believed, Hedge, Remote, RoutedRequest
-from penstock.router.requests.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
+from penstock.router.routed_request import HEDGE, STAGE, Believed, Hedge, Remote, RoutedRequest
 from penstock.router.router_state import RouterState
-from penstock.router.selection.cost_table import candidates_of, cheapest_of, place_of, with_scores
-from penstock.router.selection.select import Selection, blind, discounted, pinned, select
+from penstock.router.selection.cost import candidates_of, cheapest_of, place_of, with_scores
+from penstock.router.selection.select import (
+    Eligible,
+    Selection,
+    blind,
+    costs_of,
+    discounted,
+    eligible,
+    pin_of,
+    pinned,
+    plugin_request,
+    select,
+)
 from penstock.router.settings import Mode, OverloadSettings
+from penstock.router.stage_graph import AT_ONCE, FINAL, NEW_SHARE_MAX
 from penstock.router.workers.roster import RosterWorker
 
 NO_LIMITS = OverloadSettings()
@@ -52,32 +66,32 @@ def admit(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     targets = step.eligible.targets
     if pool.fair is not None and not request.legs and targets:
         mean = sum(fullness(worker.card, pool.active.load(target)) for target, worker in targets) / len(targets)
-        pool.fair.arrived(pool.fair.name(request.event.tenant), _work(request, pool, pool.fair), mean, now)
+        pool.fair.arrived(pool.fair.name(request.event.tenant), _work_tokens(request, pool, pool.fair), mean, now)
     if not targets:
-        _nowhere(core, now, request, pool, step)
+        _end_unplaced(core, now, request, pool, step)
     elif step.source is not None:
-        _place(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
+        _place_request(core, now, request, pool, step)  # another worker holds its KV: waiting here would block that one
     elif (limits := core.settings.overload) != NO_LIMITS and (full := refusal(limits, pool, request, targets, now)):
-        pool.refuse(full.limit, now)
+        pool.counts.refuse(full.limit, now)
         wait = full.retry_after
         close(core, now, request, "rejected", "overloaded", 503, full.reason, retry_after=wait, code=OVERLOADED)
-    elif request.event.preferences.if_cached and (text := _uncached(core, request, pool, step, now)):
+    elif request.event.preferences.if_cached and (text := _why_uncached(core, request, pool, step, now)):
         close(core, now, request, "rejected", "client", 412, text, code=NOT_CACHED)
     elif pool.queue.waiting or (
         _all_busy(core, pool, targets)
         if pool.fair is None
         else _must_wait(core, now, pool, pool.fair, request, targets)
     ):
-        _enqueue(core, now, request, pool)
+        _enqueue_request(core, now, request, pool)
         core.freed[pool.model] = None
     else:
-        _place(core, now, request, pool, step)
+        _place_request(core, now, request, pool, step)
 
 
 def follow(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> None:
     """Place a request that its pinned worker has already: no queue and no limit can undo that."""
     step = next_stage(core, now, request, pool)
-    (_place if step.eligible.targets else _nowhere)(core, now, request, pool, step)
+    (_place_request if step.eligible.targets else _end_unplaced)(core, now, request, pool, step)
 
 
 def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
@@ -95,7 +109,7 @@ def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
             step = next_stage(core, now, stranded, pool)
             if step.eligible.targets:
                 del core.waiting_for_worker[id]
-                _place(core, now, stranded, pool, step)
+                _place_request(core, now, stranded, pool, step)
                 room = None
     if pool.fair is not None:
         return _pump_shares(core, now, pool, pool.fair)
@@ -107,9 +121,9 @@ def pump(core: RouterState, now: Nanos, pool: ModelPool) -> None:
             return
         pool.queue.take(waiting)
         if targets:
-            _place(core, now, request, pool, step)
+            _place_request(core, now, request, pool, step)
         else:
-            _nowhere(core, now, request, pool, step)
+            _end_unplaced(core, now, request, pool, step)
 
 
 def _pump_shares(core: RouterState, now: Nanos, pool: ModelPool, fair: FairQueue) -> None:
@@ -117,7 +131,7 @@ def _pump_shares(core: RouterState, now: Nanos, pool: ModelPool, fair: FairQueue
     while (placed := _first_with_room(core, now, pool, fair)) is not None:
         waiting, request, step = placed
         fair.take(waiting)
-        (_place if step.eligible.targets else _nowhere)(core, now, request, pool, step)
+        (_place_request if step.eligible.targets else _end_unplaced)(core, now, request, pool, step)
     if fair.waiting and not fair.kicked:
         fair.kicked = True  # a share that was used up comes back with time, without an event
         core.timer(now + nanos(KICK), "kick", pool.model)
@@ -151,20 +165,20 @@ def _must_wait(
     return not any(has_room(settings, card, load) for card, load in loads)
 
 
-def _work(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
+def _work_tokens(request: RoutedRequest, pool: ModelPool, fair: FairQueue) -> int:
     """Return the tokens that a request is expected to take: its prompt and its output."""
     event, osl = request.event, request.event.preferences.osl
-    return event.prompt.isl + (fair.output(fair.name(event.tenant), pool.output_mean) if osl is None else osl)
+    return event.prompt.isl + (fair.output(fair.name(event.tenant), pool.counts.output_mean) if osl is None else osl)
 
 
-def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
+def _end_unplaced(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """End a request that no worker can take; the outcome depends on the party at fault."""
     wish = request.event.preferences
-    if request.awaits_adapter and len(core.waiting_for_worker) < pool.waiting_max:
-        return _strand(core, now, request, core.settings.queue.wait_max)
+    if request.awaits_adapter and len(core.waiting_for_worker) < pool.roles.waiting_max:
+        return _await_worker(core, now, request, core.settings.queue.wait_max)
     if request.resumed or step.source is not None:
         # Its client has part of an answer, or its prefill is done: a worker that comes back soon is better than an end.
-        return _strand(core, now, request, core.settings.queue.wait_max)
+        return _await_worker(core, now, request, core.settings.queue.wait_max)
     if request.attempt:
         status = request.last_status or 502
         code = ENGINE_BUSY if status in (429, 503) else None
@@ -177,24 +191,24 @@ def _nowhere(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
         text = f"pinned worker {wish.worker!r} does not serve {pool.model}; its workers: {known}"
         close(core, now, request, "rejected", "client", 400, text)
         return
-    reasons = step.eligible.reasons or f"none {f'to {step.stage} ' if pool.paired else ''}has joined"
+    reasons = step.eligible.reasons or f"none {f'to {step.stage} ' if pool.roles.paired else ''}has joined"
     settings = core.settings.queue
     if step.eligible.by_preference:
         close(core, now, request, "rejected", "client", 400, f"no worker can take the request: {reasons}")
-    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.waiting_max:
-        _strand(core, now, request, settings.start_wait)
+    elif settings.start_wait and wish.worker is None and len(core.waiting_for_worker) < pool.roles.waiting_max:
+        _await_worker(core, now, request, settings.start_wait)
     else:
         text = f"no worker of {pool.model} is available: {reasons}"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=NO_WORKER)
 
 
-def _uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos) -> str:
+def _why_uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos) -> str:
     """Return why a request that is wanted only where its prompt is cached is not answered; nothing where it is."""
     if request.attempt:
         return ""  # it was promised an answer before
     if step.stage not in FINAL:
         return f"another worker would have to do its prefill: {request.flow}"
-    costs, _ = pool.costs(request, step.eligible.targets, now, step.stage)
+    costs, _ = costs_of(pool, request, step.eligible.targets, now, step.stage)
     most = max(costs, key=lambda cost: cost.overlap_tokens)
     new, limit = request.prompt.isl - most.overlap_tokens, core.settings.handoff.new_tokens_max
     if new < limit and new < NEW_SHARE_MAX * request.prompt.isl:
@@ -202,7 +216,7 @@ def _uncached(core: RouterState, request: RoutedRequest, pool: ModelPool, step: 
     return f"{new:,} of {request.prompt.isl:,} prompt tokens would be new on {most.target}, which has the most of it"
 
 
-def _strand(core: RouterState, now: Nanos, request: RoutedRequest, limit: float) -> None:
+def _await_worker(core: RouterState, now: Nanos, request: RoutedRequest, limit: float) -> None:
     """Let a request wait for a worker that is not there, for at most so many seconds."""
     request.step("await_worker")
     request.leave_queue(now)
@@ -223,21 +237,21 @@ def _all_busy(core: RouterState, pool: ModelPool, targets: list[tuple[Target, Ro
     return True
 
 
-def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> None:
+def _enqueue_request(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> None:
     event, wish = request.event, request.event.preferences
     tenant, work = "", 0
     if pool.fair is not None:
-        tenant, work = pool.fair.name(event.tenant), _work(request, pool, pool.fair)
-        room = pool.fair.room(tenant, pool.waiting_max)
+        tenant, work = pool.fair.name(event.tenant), _work_tokens(request, pool, pool.fair)
+        room = pool.fair.room(tenant, pool.roles.waiting_max)
         if pool.fair.waits(tenant) >= room:
             text = f"this tenant's share of the queue is full: {counted(room, 'request')} waiting"
             close(core, now, request, "rejected", "overloaded", 429, text, retry_after=1.0, code=SHARE_FULL)
             return
-    if len(pool.queue) >= pool.waiting_max:
+    if len(pool.queue) >= pool.roles.waiting_max:
         text = f"the queue of {pool.model} is full: {counted(len(pool.queue), 'request')} waiting"
         close(core, now, request, "rejected", "overloaded", 503, text, retry_after=1.0, code=QUEUE_FULL)
         return
-    held = pool.overlaps(request.prompt, now).values()
+    held = pool.index.overlaps(request.prompt, now).values()
     best = max((overlap.total for overlap in held), default=0)
     request.step("queue")
     request.queued_since = now
@@ -250,7 +264,7 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
             priority=wish.priority,
             strict=wish.strict,
             deadline=request.deadline,
-            new_tokens=max(0, request.prompt.isl - best * pool.block_size),
+            new_tokens=max(0, request.prompt.isl - best * pool.index.block_size),
             tenant=tenant,
             work=work,
         )
@@ -258,25 +272,25 @@ def _enqueue(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelP
     core.timer(now + nanos(core.settings.queue.wait_max), "wait", event.id)
 
 
-def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
+def _place_request(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool, step: NextStage) -> None:
     """Choose a target, count the load there, and send the request."""
     event, prompt, stage = request.event, request.prompt, step.stage
-    choice, costs, unhashed_blocks = _decide(core, request, pool, step, now)
+    choice, costs, unhashed_blocks = _decide_target(core, request, pool, step, now)
     if choice is None:
         close(core, now, request, "rejected", "client", 400, NEEDS_PIN)
         return
     cost = choice.cost
     request.leave_queue(now)
     if pool.fair is not None and not request.work:
-        request.work = max(1, _work(request, pool, pool.fair))
+        request.work = max(1, _work_tokens(request, pool, pool.fair))
         pool.fair.begin(pool.fair.name(event.tenant), request.work, now)
     session = event.preferences.session
     if session is not None and core.settings.affinity.mode != "off":
-        pool.affinity.bind(_home(session, stage), cost.target, now)
+        pool.affinity.bind(_session_name(session, stage), cost.target, now)
         program = event.preferences.program
         if program is not None and program != session:
             # Not where it was last: its sessions would draw each other along.
-            shared = _home(f"{PROGRAM}{program}", stage)
+            shared = _session_name(f"{PROGRAM}{program}", stage)
             pool.affinity.bind(shared, pool.affinity.target(shared, now) or cost.target, now)
     if stage not in FINAL:
         return _begin_stage(core, now, request, pool, step, choice, costs, unhashed_blocks)
@@ -292,15 +306,15 @@ def _place(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPoo
         request.transfer_blocks = None
         request.expected_cached = cost.overlap_tokens
         request.believed = None
-        stream = pool.streams.get(cost.target)
+        stream = pool.index.streams.get(cost.target)
         if stream is not None and (cost.index == "exact" or (cost.index == "none" and stream.state != "exact")):
-            tokens = min(cost.overlap_blocks * pool.block_size, cost.overlap_tokens)
+            tokens = min(cost.overlap_blocks * pool.index.block_size, cost.overlap_tokens)
             request.believed = Believed(tokens, stream.removed)
         request.prefill_ahead = cost.active_prefill_tokens + prompt.isl - cost.overlap_tokens
-    pool.placements[stage] += 1
+    pool.counts.placements[stage] += 1
     cached = cost.overlap_tokens if handoff is None else prompt.isl
     core.load(request, pool, cost.target, cached=cached, unhashed_blocks=unhashed_blocks, now=now)
-    _send(core, now, request, pool, choice, costs, step, handoff)
+    _send_attempt(core, now, request, pool, choice, costs, step, handoff)
     request.current = request.attempt
     if core.settings.hedge.after is not None:
         core.timer(now + nanos(core.settings.hedge.after), "hedge", event.id)
@@ -326,34 +340,34 @@ def _begin_stage(
         target=cost.target,
         epoch=worker.card.incarnation,
         protocol=protocol,
-        key=_key(core, worker.card.ranks, cost.target.rank),
+        key=_handoff_key(core, worker.card.ranks, cost.target.rank),
         placed=now,
         prefill_ahead=cost.active_prefill_tokens + request.prompt.isl - cost.overlap_tokens,
         leg=len(request.legs),
     )
-    pool.placements[step.stage] += 1
+    pool.counts.placements[step.stage] += 1
     if step.stage == "encode":
-        pool.media["cached"] += request.media_cached or 0
+        pool.counts.media["cached"] += request.media_cached or 0
         pool.encoding[request.id] = cost.target
     core.load(
         request, pool, cost.target, cached=cost.overlap_tokens, unhashed_blocks=unhashed_blocks, now=now, owner=STAGE
     )
-    _send(core, now, request, pool, choice, costs, step, remote.handoff)
+    _send_attempt(core, now, request, pool, choice, costs, step, remote.handoff)
     if step.stage == "prefill":
         request.expected_cached = cost.overlap_tokens
-        pool.handoffs["remote"] += 1
-        pool.earn_fallback()
+        pool.counts.handoffs["remote"] += 1
+        pool.roles.earn_fallback()
     if step.stage != "prefill" or protocol not in AT_ONCE:
         request.step("stage")
         return
     following = next_stage(core, now, request, pool)
     if following.eligible.targets:
-        _place(core, now, request, pool, following)
+        _place_request(core, now, request, pool, following)
     else:
-        _nowhere(core, now, request, pool, following)
+        _end_unplaced(core, now, request, pool, following)
 
 
-def _key(core: RouterState, ranks: int, rank: int) -> int:
+def _handoff_key(core: RouterState, ranks: int, rank: int) -> int:
     """Return a number for a hand-off; modulo the prefill engine's ranks it is the chosen one, as SGLang wants it."""
     key = core.rng.getrandbits(62)
     return key - key % ranks + rank
@@ -363,43 +377,43 @@ PROGRAM = "program\n"
 """Before a program's name among the sessions: no session of a header has a line break."""
 
 
-def _home(session: str, stage: Role) -> str:
+def _session_name(session: str, stage: Role) -> str:
     """Return the name under which a session's worker for a stage is remembered: it has one for each."""
     return session if stage in FINAL else f"{session}~{stage}"
 
 
-def _mode(core: RouterState, stage: Role) -> Mode:
+def _mode_of(core: RouterState, stage: Role) -> Mode:
     """Return how a worker is chosen for a stage."""
     handoff = core.settings.handoff
     own = handoff.decode.mode if stage == "decode" else None if stage in FINAL else handoff.prefill.mode
     return core.settings.mode if own is None else own
 
 
-def _decide(
+def _decide_target(
     core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos
 ) -> tuple[Selection | None, Sequence[Cost], int]:
     """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
-    mode, targets = _mode(core, step.stage), step.eligible.targets
+    mode, targets = _mode_of(core, step.stage), step.eligible.targets
     if step.stage == "encode":
         # Every router chooses the same worker for the same content: its own cache has it if it was asked just now.
-        place = _encoder(core, request, pool, targets)
-        costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
+        place = _encoder_place(core, request, pool, targets)
+        costs, unhashed_blocks = costs_of(pool, request, targets[place : place + 1], now, step.stage, step.source)
         return (
             Selection(costs[0], f"of {len(targets)} encode workers, the one for this content"),
             costs,
             unhashed_blocks,
         )
-    if mode in BLIND and not _directed(core, request):
+    if mode in BLIND and not _is_directed(core, request):
         # No costs are compared: only what is chosen is priced, so that a decision costs the same over any fleet.
-        place, because = blind(mode, len(targets), core.rng, pool.placements[step.stage])
-        costs, unhashed_blocks = pool.costs(request, targets[place : place + 1], now, step.stage, step.source)
+        place, because = blind(mode, len(targets), core.rng, pool.counts.placements[step.stage])
+        costs, unhashed_blocks = costs_of(pool, request, targets[place : place + 1], now, step.stage, step.source)
         return Selection(costs[0], because), costs, unhashed_blocks
-    costs, unhashed_blocks = pool.costs(request, targets, now, step.stage, step.source)
-    choice, costs = _choose(core, request, pool, costs, now, step.stage, mode)
+    costs, unhashed_blocks = costs_of(pool, request, targets, now, step.stage, step.source)
+    choice, costs = _choose_target(core, request, pool, costs, now, step.stage, mode)
     return choice, costs, unhashed_blocks
 
 
-def _encoder(
+def _encoder_place(
     core: RouterState, request: RoutedRequest, pool: ModelPool, targets: Sequence[tuple[Target, RosterWorker]]
 ) -> int:
     """Return the place of the target that encodes some of a request's media already, else of the one for the first."""
@@ -425,11 +439,11 @@ def preview(core: RouterState, request: RoutedRequest, was: Dispatch, now: Nanos
     mine = [pair for pair in step.eligible.targets if pair[0] == was.target]
     if not mine:
         return None
-    choice, _, _ = _decide(core, request, pool, step, now)
-    return None if choice is None else (choice, pool.costs(request, mine, now, step.stage, source)[0][0])
+    choice, _, _ = _decide_target(core, request, pool, step, now)
+    return None if choice is None else (choice, costs_of(pool, request, mine, now, step.stage, source)[0][0])
 
 
-def _directed(core: RouterState, request: RoutedRequest) -> bool:
+def _is_directed(core: RouterState, request: RoutedRequest) -> bool:
     """Whether a pin or a session's home may decide instead of the mode."""
     wish = request.event.preferences
     pins = wish.worker is not None or wish.prefill is not None
@@ -447,19 +461,21 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
         targets = [pair for pair in targets if not pool.adapters.seconds(pair[0].worker, adapter)]
     if not targets or _all_busy(core, pool, targets):
         return
-    costs, unhashed_blocks = pool.costs(request, targets, now)
-    choice, costs = _choose(core, request, pool, costs, now, "aggregated", core.settings.mode)
+    costs, unhashed_blocks = costs_of(pool, request, targets, now)
+    choice, costs = _choose_target(core, request, pool, costs, now, "aggregated", core.settings.mode)
     if choice is None:
         return
     cost = choice.cost
-    pool.hedges += 1
+    pool.counts.hedges += 1
     core.load(
         request, pool, cost.target, cached=cost.overlap_tokens, unhashed_blocks=unhashed_blocks, now=now, owner=HEDGE
     )
     because = f"no first token from {first} after {seconds(now - request.placed):.3g} s: {choice.reason}"
     choice = Selection(cost, because)
     excluded = [*excluded, Excluded(target=first, reason="has the request already")]
-    _send(core, now, request, pool, choice, costs, NextStage("aggregated", Eligible(targets, excluded, by_wish)), None)
+    _send_attempt(
+        core, now, request, pool, choice, costs, NextStage("aggregated", Eligible(targets, excluded, by_wish)), None
+    )
     request.hedge = Hedge(
         attempt=request.attempt,
         target=cost.target,
@@ -470,7 +486,7 @@ def hedge(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool
     )
 
 
-def _send(
+def _send_attempt(
     core: RouterState,
     now: Nanos,
     request: RoutedRequest,
@@ -487,7 +503,7 @@ def _send(
     request.legs.append(StageLeg(role=step.stage, target=target, dispatched=now))
     worker.requests += 1
     if step.stage != "encode":  # it computes no KV
-        pool.routed(target, prompt, now)
+        pool.index.routed(target, prompt, now)
     expects = event.preferences.next_in is not None or core.settings.prefetch
     final, session = step.stage in FINAL, event.preferences.session
     pause = core.expected_pause(request, pool) if expects and final else None
@@ -511,7 +527,7 @@ def _send(
         attempt=request.attempt,
         at=now,
         model=event.model,
-        mode=_mode(core, step.stage),
+        mode=_mode_of(core, step.stage),
         chosen=target,
         reason=reason,
         isl=prompt.isl,
@@ -521,7 +537,7 @@ def _send(
         excluded=step.eligible.excluded,
         expected_cached_tokens=choice.cost.overlap_tokens,
         resumed=request.resumed,
-        temperature=_temperature(core, request),
+        temperature=_temperature_of(core, request),
         stage=step.stage,
         again=len(request.legs) > 1 and any(leg.failure is not None or leg.role in FINAL for leg in request.legs[:-1]),
         flow=request.flow,
@@ -542,7 +558,7 @@ def _send(
     )
 
 
-def _choose(
+def _choose_target(
     core: RouterState,
     request: RoutedRequest,
     pool: ModelPool,
@@ -559,22 +575,24 @@ def _choose(
     if mode == "direct":
         return None, costs
     if core.plugins is not None and core.plugins.scorers and mode == "kv":
-        costs = _scored(core, request, costs, stage)
+        costs = _with_plugin_scores(core, request, costs, stage)
     affinity = core.settings.affinity
     if wish.session is not None and affinity.mode != "off":
-        home = pool.affinity.target(_home(wish.session, stage), now)
+        home = pool.affinity.target(_session_name(wish.session, stage), now)
         if home is None and wish.program is not None and wish.program != wish.session:
             # Only a discount, in either mode: a program may have more sub-agents than one worker can serve.
-            costs = discounted(costs, pool.affinity.target(_home(f"{PROGRAM}{wish.program}", stage), now))
+            costs = discounted(costs, pool.affinity.target(_session_name(f"{PROGRAM}{wish.program}", stage), now))
         elif affinity.mode == "soft":
             costs = discounted(costs, home)
         elif home is not None and (place := place_of(costs, home)) is not None:
             return pinned(costs[place], f"session {wish.session} is at home on {home}"), costs
-    turn = pool.placements[stage]
-    return select(mode, costs, core.rng, temperature=_temperature(core, request), turn=turn), costs
+    turn = pool.counts.placements[stage]
+    return select(mode, costs, core.rng, temperature=_temperature_of(core, request), turn=turn), costs
 
 
-def _scored(core: RouterState, request: RoutedRequest, costs: Sequence[Cost], stage: Role) -> Sequence[Cost]:
+def _with_plugin_scores(
+    core: RouterState, request: RoutedRequest, costs: Sequence[Cost], stage: Role
+) -> Sequence[Cost]:
     """Add to costs what the scorers of ``router.plugins`` say."""
     assert core.plugins is not None
     workers = core.roster.workers
@@ -582,6 +600,6 @@ def _scored(core: RouterState, request: RoutedRequest, costs: Sequence[Cost], st
     return with_scores(costs, core.plugins.added(plugin_request(request, stage), candidates))
 
 
-def _temperature(core: RouterState, request: RoutedRequest) -> float:
+def _temperature_of(core: RouterState, request: RoutedRequest) -> float:
     wished = request.event.preferences.temperature
     return core.settings.cost.temperature if wished is None else wished

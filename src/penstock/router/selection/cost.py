@@ -12,7 +12,7 @@
 distance for each of its blocks that this worker does not hold.
 
 Blocks on a worker's host memory and disk count where the worker's own tiers would load them, by the costs that it
-reports (`penstock.router.kv_index.tier_costs`); without a report all count.
+reports (`penstock.router.kv_index.pool_index`); without a report all count.
 
 ``adapter`` is there where a LoRA adapter would have to be loaded first: the prefill that could be done in that time.
 
@@ -20,11 +20,18 @@ reports (`penstock.router.kv_index.tier_costs`); without a report all count.
 lower tiers, and what the worker's KV in use adds to its decode steps over the expected output.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
+import msgspec
+import numpy as np
+
+from penstock.kernel.values import Prompt, Target, WorkerCard
 from penstock.router.events import Cost
-from penstock.router.kv_index.indexer import HeldBlocks
-from penstock.router.selection.candidate import Candidate, RequestDemand
+from penstock.router.kv_index.indexer import NOTHING, SOURCES, Column, HeldBlocks
+from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
+from penstock.router.selection.router_plugins import Floats, PricedCandidates
 from penstock.router.settings import CostSettings
 
 CREDIT_DECAY = 0.0
@@ -35,9 +42,6 @@ TRANSFER_MS_PER_BLOCK = 0.05
 PREFILL_TOKENS_PER_SECOND = 20_000.0
 """Prefill speed that is assumed until it has been measured; the tokens that a second of waiting for an adapter is worth
 in blocks."""
-
-NOTHING = HeldBlocks(source="none")
-"""What a target holds that is known to hold nothing."""
 
 
 CostFunction = Callable[[RequestDemand, Candidate, CostSettings], Cost]
@@ -135,3 +139,369 @@ def cached_tokens(demand: RequestDemand, overlap: HeldBlocks) -> int:
     # An engine computes at least the last token of a prompt that it holds in full, and does so by the block.
     size = demand.block_size
     return min(blocks * size, max(0, demand.prompt.isl - 1) // size * size)
+
+
+class Candidates(NamedTuple):
+    """What a cost function may know of many candidates; see `Candidate`.
+
+    A number stands for a column of that number.
+    """
+
+    queued: Column
+    """Tokens still to prefill."""
+    requests: Column
+    blocks: Column
+    """In use."""
+    shared: Column | int
+    """Leading blocks of the prompt among those in use."""
+    device: Column | int
+    lower: Sequence[Column]
+    """Blocks in host memory, on disk, and costly ones, as `HeldBlocks` has them; the ends are left out where no
+    candidate has any."""
+    source: Column | int
+    """Index that says so, by its number in `SOURCES`."""
+    speed: Sequence[Column | float]
+    distance: Column | float
+    adapter: Column | float = 0.0
+    """Seconds until each would hold the request's LoRA adapter."""
+
+
+class _Load(NamedTuple):
+    """A candidate's load, with what its blocks in use would be."""
+
+    prefill_tokens: int
+    requests: int
+    blocks: int
+    after: int
+
+    def blocks_with(self, blocks: Sequence[int], unhashed_blocks: int) -> int:
+        return self.after
+
+
+class CostTable(Sequence[Cost]):
+    """What candidates would cost, in their order.
+
+    Args:
+        targets: the candidates, each with anything behind it.
+        place: of each in ``targets``.
+    Cost: some 15 us, and 4 us for each row that is read.
+    """
+
+    def __init__(
+        self,
+        demand: RequestDemand,
+        settings: CostSettings,
+        targets: Sequence[tuple[Target, Any]],
+        place: Mapping[Target, int],
+        candidates: Candidates,
+    ) -> None:
+        blocks = len(demand.prompt.blocks)
+        if CREDIT_DECAY:
+            demand = msgspec.structs.replace(demand, least_prefill=int(candidates.queued.min()))
+        after = candidates.blocks + (blocks + demand.unhashed_blocks)
+        if not isinstance(candidates.shared, int):
+            after -= candidates.shared
+        self.total: Column = TOTALS[settings.kind](demand, candidates, after, settings)
+        """What is compared; lower wins."""
+        self.active_requests: Column = candidates.requests
+        """Requests running on each candidate."""
+        # A table may be kept for long: of the prompt's blocks it keeps how many there are.
+        self._demand = msgspec.structs.replace(demand, prompt=Prompt(demand.prompt.isl, range(blocks)))
+        self._settings, self._of, self._after = settings, candidates, after
+        self._targets, self._place = targets, place
+        self._discounts: dict[int, float] = {}
+        self._most_cached: int | None = None
+        self._added: Mapping[str, Floats] = {}
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @overload
+    def __getitem__(self, index: int) -> Cost: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Cost]: ...
+    def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        of, place = self._of, range(len(self))[index]
+        lower = [column.item(place) for column in of.lower]
+        host, disk, costly = (*lower, 0, 0, 0)[:3]
+        held = HeldBlocks(_at(of.device, place), host, disk, SOURCES[_at(of.source, place)], costly)
+        load = _Load(of.queued.item(place), of.requests.item(place), of.blocks.item(place), self._after.item(place))
+        speed = Speed(*[_at(column, place) for column in of.speed])
+        candidate = Candidate(
+            self._targets[place][0],
+            held,
+            load,
+            speed,
+            _at(of.distance, place),
+            _at(of.adapter, place),
+        )
+        row = COSTS[self._settings.kind](self._demand, candidate, self._settings)
+        if self._added:
+            row = _with_plugins(row, {name: column.item(place) for name, column in self._added.items()})
+        left = self._discounts.get(place)
+        return row if left is None else msgspec.structs.replace(row, total=row.total * left, discount=left)
+
+    def __iter__(self) -> Iterator[Cost]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def discounted(self, home: Target, left: float) -> "CostTable":
+        """Let a target, if it is a candidate, cost only so much of its total; return the table."""
+        if (place := self._place.get(home)) is not None:
+            self.total[place] *= left
+            self._discounts[place] = left
+        return self
+
+    def scored(self, added: Mapping[str, Floats]) -> "CostTable":
+        """Add to the totals what scorers say; return the table."""
+        self._added = added
+        for column in added.values():
+            self.total += column
+        return self
+
+    def candidates(self, card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
+        """Return what scorers may know of the candidates."""
+        of = self._of
+        cached = self._cached_blocks() * self._demand.block_size + np.zeros(len(self), dtype=np.int64)
+        targets = [target for target, _ in self._targets]
+        cards = [card_of(target) for target in targets]
+        return PricedCandidates(targets, cards, lambda: (of.queued, of.requests, of.blocks), self.total, cached)
+
+    def most_cached(self) -> int:
+        """Return the place of the first candidate with the most tokens in its cache."""
+        if self._most_cached is None:
+            self._most_cached = int(self._cached_blocks().argmax())  # a number stands for all: the first
+        return self._most_cached
+
+    def cached_at(self, place: int) -> tuple[int, int]:
+        """Return the cached tokens of the candidate at a place, and its blocks on the device."""
+        of = self._of
+        held = HeldBlocks(_at(of.device, place), *[column.item(place) for column in of.lower[:2]])
+        return cached_tokens(self._demand, held), held.device
+
+    @property
+    def content(self) -> list[bytes]:
+        """All that rows are made of but their targets: equal tables have equal bytes."""
+        return [one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns."""
+        return sum(one.nbytes for one in self._columns() if isinstance(one, np.ndarray))
+
+    def second(self, first: int) -> tuple[Target, float]:
+        """Return what `second_of` does, without a row."""
+        total = self.total
+        least = total[first]
+        total[first] = math.inf
+        second = int(total.argmin())
+        total[first] = least
+        return self._targets[second][0], total.item(second)
+
+    def _cached_blocks(self) -> Any:
+        """Return the blocks that `cached_tokens` counts of each candidate, or one number for all."""
+        held: Any = sum(self._of.lower[:2], self._of.device)
+        return np.minimum(held, max(0, self._demand.prompt.isl - 1) // self._demand.block_size)
+
+    def _columns(self) -> Sequence[Column | float]:
+        of = self._of
+        loads = (of.queued, of.requests, of.blocks, self._after)
+        added = self._added.values()
+        return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
+
+
+def _at(column: Any, place: int) -> Any:
+    return column.item(place) if isinstance(column, np.ndarray) else column
+
+
+def _block_totals(demand: RequestDemand, of: Candidates, after: Column, settings: CostSettings) -> Column:
+    """Return the totals that `block_cost` has. What a number makes needless is left out: each pass counts."""
+    size, isl, lower = demand.block_size, demand.prompt.isl, of.lower
+    saved: Column | int = of.device
+    transfer: Column | float = 0.0
+    if demand.handed:
+        transfer = settings.transfer_scale * of.distance * _missing_columns(demand, of)
+        isl, saved, lower = 0, 0, ()
+    work: Column = of.queued / size
+    work += isl / size
+    if not isinstance(saved, int):
+        worth: Any = demand.overlap_credit
+        if CREDIT_DECAY:
+            excess = (of.queued - demand.least_prefill) / size
+            excess /= len(demand.prompt.blocks) + demand.unhashed_blocks or 1
+            worth = worth / (1.0 + CREDIT_DECAY * np.maximum(excess, 0.0))
+        work -= worth * saved
+    if lower:
+        work -= settings.host_credit * lower[0] + settings.disk_credit * lower[1]
+    if lower or not isinstance(saved, int):
+        np.maximum(work, 0.0, out=work)
+    scale = settings.prefill_scale
+    if scale != 1.0:
+        work *= scale
+    decode = settings.request_weight * of.requests
+    decode += after
+    if settings.decode_scale != 1.0:
+        decode *= settings.decode_scale
+    work += decode
+    if demand.handed:
+        work += transfer
+    if isinstance(of.adapter, np.ndarray):
+        work += scale * PREFILL_TOKENS_PER_SECOND * of.adapter / size
+    return work
+
+
+def _latency_totals(demand: RequestDemand, of: Candidates, after: Column, settings: CostSettings) -> Column:
+    """Return the totals that `latency_cost` has."""
+    intercept, slope, decode_slope = of.speed
+    size, isl = demand.block_size, demand.prompt.isl
+    lower = of.lower[0] + of.lower[1] if of.lower else 0
+    new = 0 if demand.handed else isl - np.minimum((of.device + lower) * size, max(0, isl - 1) // size * size)
+    prefill = 1e3 * (intercept + slope * new)
+    transfer: Any = TRANSFER_MS_PER_BLOCK * lower
+    if demand.handed:
+        transfer = demand.ms_per_block * of.distance * _missing_columns(demand, of)
+    decode = 1e3 * decode_slope * after * demand.osl
+    totals: Column = prefill + 1e3 * slope * of.queued + transfer + decode + 1e3 * of.adapter
+    return totals
+
+
+TOTALS: dict[str, Callable[[RequestDemand, Candidates, Column, CostSettings], Column]] = {
+    "blocks": _block_totals,
+    "latency": _latency_totals,
+}
+"""The column twin of each of `COSTS`."""
+
+
+def _missing_columns(demand: RequestDemand, of: Candidates) -> Any:
+    return np.maximum(len(demand.prompt.blocks) + demand.unhashed_blocks - of.device, 0)
+
+
+def with_scores(costs: Sequence[Cost], added: Mapping[str, Floats]) -> Sequence[Cost]:
+    """Add to the totals of a table or of a list of costs what scorers say: name -> a column of numbers."""
+    if not added:
+        return costs
+    if isinstance(costs, CostTable):
+        return costs.scored(added)
+    columns = {name: column.tolist() for name, column in added.items()}
+    return [
+        _with_plugins(row, {name: column[place] for name, column in columns.items()}) for place, row in enumerate(costs)
+    ]
+
+
+def candidates_of(costs: Sequence[Cost], card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
+    """Return what scorers may know of the candidates of a table or of a list of costs."""
+    if isinstance(costs, CostTable):
+        return costs.candidates(card_of)
+    targets = [row.target for row in costs]
+    return PricedCandidates(
+        targets,
+        [card_of(target) for target in targets],
+        lambda: [
+            np.array([getattr(row, name) for row in costs], dtype=np.int64)
+            for name in ("active_prefill_tokens", "active_requests", "active_blocks")
+        ],
+        np.array([row.total for row in costs], dtype=np.float64),
+        np.array([row.overlap_tokens for row in costs], dtype=np.int64),
+    )
+
+
+def _with_plugins(row: Cost, plugins: dict[str, float]) -> Cost:
+    total = row.total
+    for added in plugins.values():  # in this order, as the columns are added: a sum depends on it in its last bit
+        total += added
+    return msgspec.structs.replace(row, total=total, plugins=plugins)
+
+
+def totals_of(costs: Sequence[Cost]) -> list[float]:
+    """Return the totals of a table or of a list of costs."""
+    return costs.total.tolist() if isinstance(costs, CostTable) else [one.total for one in costs]
+
+
+def active_requests_of(costs: Sequence[Cost]) -> list[int]:
+    """Return the running requests of the candidates of a table or of a list of costs."""
+    return costs.active_requests.tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
+
+
+def cheapest_of(costs: Sequence[Cost]) -> Any:
+    """Return the places with the least total, rising: numbers of numpy where the costs are a table."""
+    if isinstance(costs, CostTable):
+        total = costs.total
+        return (total == total[total.argmin()]).nonzero()[0]  # hundreds may be: none is looked at but by place
+    places: list[int] = []
+    least = math.inf
+    for place, one in enumerate(costs):
+        if one.total <= least:
+            if one.total < least:
+                least, places = one.total, []
+            places.append(place)
+    return places
+
+
+def second_of(costs: Sequence[Cost], first: int) -> tuple[Target, float]:
+    """Return the first candidate with the least total of all but the one at a place, and its total."""
+    if isinstance(costs, CostTable):
+        return costs.second(first)
+    second: Cost | None = None
+    for place, one in enumerate(costs):
+        if place != first and (second is None or one.total < second.total):
+            second = one
+    assert second is not None, "one candidate has no runner-up"
+    return second.target, second.total
+
+
+def place_of(costs: Sequence[Cost], target: Target) -> int | None:
+    """Return the place of a candidate; None where it is none."""
+    if isinstance(costs, CostTable):
+        return costs._place.get(target)
+    for place, one in enumerate(costs):
+        if one.target == target:
+            return place
+    return None
+
+
+def ranked(costs: Sequence[Cost], count: int) -> list[int]:
+    """Return the places of the lowest totals, the best first; equal ones by place."""
+    if isinstance(costs, CostTable):
+        left, places = costs.total.copy(), list[int]()
+        for _ in range(min(count, len(costs))):  # a few passes cost less than any order of thousands
+            places.append(int(left.argmin()))
+            left[places[-1]] = math.inf
+        return places
+    return sorted(range(len(costs)), key=lambda place: costs[place].total)[:count]
+
+
+def most_cached(costs: Sequence[Cost]) -> int:
+    """Return the place of the first candidate with the most cached tokens."""
+    if isinstance(costs, CostTable):
+        return costs.most_cached()
+    best, most = 0, -1
+    for place, one in enumerate(costs):
+        if one.overlap_tokens > most:
+            best, most = place, one.overlap_tokens
+    return best
+
+
+def cached_beside_most(costs: Sequence[Cost], place: int) -> tuple[int, int, int, int]:
+    """Return the cached tokens and device blocks of the candidate at a place, and those of the one with most cached.
+
+    Of a table no row is made for it.
+    """
+    if isinstance(costs, CostTable):
+        here, most = costs.cached_at(place), costs.cached_at(costs.most_cached())
+        return *here, *(most if most[0] > here[0] else here)
+    own = best = costs[place]
+    for one in costs:
+        if one.overlap_tokens > best.overlap_tokens:
+            best = one
+    return own.overlap_tokens, own.overlap_blocks, best.overlap_tokens, best.overlap_blocks
+
+
+def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:
+    """Return the targets of the lowest totals, best first; of a table no row is made for it."""
+    if isinstance(costs, CostTable):
+        return [costs._targets[place][0] for place in ranked(costs, count)]
+    return [costs[place].target for place in ranked(costs, count)]

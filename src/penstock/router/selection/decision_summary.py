@@ -1,15 +1,53 @@
-"""Decision summary: a decision in at most 2 KB whatever the fleet's size, and the whole of one for a share of them."""
+"""Decisions as they are written down: a summary of at most 2 KB whatever the fleet's size, or all of it, packed.
 
+A share of them is written whole: what a run folder has of those, `whole` makes decisions of again.
+"""
+
+import base64
+import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import xxhash
 
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.values import Target, plain
-from penstock.router.events import Decision, Excluded
-from penstock.router.selection.cost_table import most_cached, place_of, ranked
-from penstock.router.selection.packed_decision import packed
+from penstock.router.events import Cost, Decision, Excluded
+from penstock.router.selection.cost import most_cached, place_of, ranked
+
+_TABLE, _NO_TABLE = b'"table":"', b'"table":""'
+
+_encode = msgspec.json.Encoder(enc_hook=plain).encode
+_decode = msgspec.json.Decoder(Decision).decode
+_columns = msgspec.json.Decoder(dict[str, list[Any]]).decode
+
+
+def whole(line: bytes) -> bytes:
+    """Return a line of ``decisions.jsonl`` with all candidates and exclusions that it was written with."""
+    return _encode(restored(_decode(line))) if _TABLE in line and _NO_TABLE not in line else line
+
+
+def restored(decision: Decision) -> Decision:
+    """Return a decision with what its table holds; as it is where it was written without one."""
+    if not decision.table:
+        return decision
+    rows = _columns(zlib.decompress(base64.b85decode(decision.table)))
+    excluded = [Excluded(target=msgspec.convert(target, Target), reason=why) for target, why in rows.pop("excluded")]
+    fields = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    return msgspec.structs.replace(
+        decision, candidates=msgspec.convert(fields, list[Cost]), excluded=excluded, left_out=0, table=""
+    )
+
+
+def packed(decision: Decision) -> str:
+    """Return all candidates and exclusions of a decision as text that JSON need not escape."""
+    rows = list(decision.candidates)
+    names = [name for name in Cost.__struct_fields__ if not rows or getattr(rows[0], name) is not msgspec.UNSET]
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in names}
+    columns["excluded"] = [(one.target, one.reason) for one in decision.excluded]
+    return base64.b85encode(zlib.compress(_encode(columns))).decode()  # its alphabet needs no escapes in JSON
+
 
 ROWS_MAX = 4
 """Candidates that a summary has: the chosen one, the one with most of the prompt, and the cheapest."""
@@ -21,8 +59,6 @@ REASON_MAX = 400
 WHOLE_EVERY: Nanos = SECOND // 500
 """Time for each candidate, and a second at least, after which the next decision of a model is written whole, so that a
 run's pages know the workers' loads."""
-
-_encode = msgspec.json.Encoder(enc_hook=plain).encode
 
 
 class DecisionSummaries:

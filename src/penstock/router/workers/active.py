@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.kernel.machine import Nanos
-from penstock.kernel.values import Target
+from penstock.kernel.values import RequestId, Target
 
 
 class Active(msgspec.Struct):
@@ -21,3 +21,11 @@ class Active(msgspec.Struct):
     output_blocks: int = 0
     osl_blocks: int = 0
     """Blocks that its output is expected to fill, where its caller gave a length."""
+
+
+class ActiveState(msgspec.Struct):
+    """State of `ActiveSequences`; ``requests`` by the router that placed each and its id."""
+
+    expired: int
+    sweeping: bool
+    requests: dict[tuple[str, RequestId], Active]

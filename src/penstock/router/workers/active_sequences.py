@@ -5,19 +5,17 @@ requests of one worker share counts once. Requests that other routers placed cou
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
-from penstock.kernel.values import RequestId, Target, plain
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import RequestId, Target
 from penstock.router.kv_index.indexer import Column, column_of
-from penstock.router.kv_index.prefix_depth import depth_of
-from penstock.router.workers.active import Active
+from penstock.router.workers.active import Active, ActiveState
 
 
 class TargetLoad:
@@ -307,23 +305,15 @@ class ActiveSequences:
         for owner, request in [key for key in self._requests if key[0] == router]:
             self.end(request, owner)
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "expired": self.expired,
-            "sweeping": self.sweeping,
-            "requests": [
-                [router, request, msgspec.to_builtins(active, enc_hook=plain)]
-                for (router, request), active in self._requests.items()
-            ],
-        }
+    def snapshot(self) -> ActiveState:
+        return ActiveState(self.expired, self.sweeping, self._requests)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._requests.clear()
+    def restore(self, state: ActiveState) -> None:
+        self._requests = {}
         self._loads.clear()
         self._columns.clear()
         self._users = None
-        for router, request, raw in state["requests"]:
-            active = msgspec.convert(raw, Active)
+        for (router, request), active in state.requests.items():
             self.place(
                 request,
                 active.target,
@@ -335,8 +325,7 @@ class ActiveSequences:
                 osl_blocks=active.osl_blocks,
             )
             self.grown(request, active.output_blocks, active.touched, router)
-        self.expired = state["expired"]
-        self.sweeping = state["sweeping"]
+        self.expired, self.sweeping = state.expired, state.sweeping
 
     def check(self) -> None:
         """Recount every load from the requests."""
@@ -358,6 +347,25 @@ class ActiveSequences:
                 raise InvariantError(f"the columns of {name} are not the loads")
         if self._users is not None and self._users != self._count_users():
             raise InvariantError("the users of blocks are miscounted")
+
+
+def depth_of(blocks: Sequence[int], among: Collection[int]) -> int:
+    """Count the leading blocks that are among some.
+
+    Hashes are chained, so a holder of a block has all before it: what is counted is found by bisection.
+
+    Args:
+        among: closed under prefixes: with a block it has all before it.
+    Cost: O(log n).
+    """
+    low, high = 0, len(blocks) if among else 0
+    while low < high:
+        middle = (low + high) // 2
+        if blocks[middle] in among:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def unhashed_blocks_of(active: Active) -> int:

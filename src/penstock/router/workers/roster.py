@@ -1,16 +1,88 @@
-"""Roster of workers, from joining to gone: readiness, drain and cordons, by a table of transitions."""
+"""Roster of workers, from joining to gone: readiness, drain and cordons by a table of transitions, circuit breakers."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos, nanos, state_of, take_state
 from penstock.kernel.values import Target, WorkerCard, WorkerId
 from penstock.router.events import Excluded
-from penstock.router.workers.circuit_breaker import CircuitBreaker
+from penstock.router.settings import OPEN_MAX, BreakerSettings
+
+BreakerState = Literal["closed", "open", "half_open"]
+
+
+class CircuitBreaker(msgspec.Struct):
+    """Closed lets all through; open none until a time; half-open exactly one, whose end decides.
+
+    The wait doubles with each failed try up to `OPEN_MAX` and is forgotten at the first success.
+    """
+
+    recent: list[bool] = []
+    """Of its last requests, twice as many failures as open it, whether each failed; it begins with one that did."""
+    answered: Nanos | None = None
+    """When it last gave a request its first token."""
+    opened: int = 0
+    """Times in a row that it opened."""
+    until: Nanos | None = None
+    """Open before this time; None when closed."""
+    trying: bool = False
+    """The one request of the half-open state is on its way."""
+
+    @property
+    def failures(self) -> int:
+        """Failures among its last requests."""
+        return sum(self.recent)
+
+    def state(self, now: Nanos) -> BreakerState:
+        if self.until is None:
+            return "closed"
+        return "open" if now < self.until else "half_open"
+
+    def allows(self, now: Nanos) -> bool:
+        """Tell whether a request may go there now."""
+        return self.until is None or (now >= self.until and not self.trying)
+
+    def dispatched(self, now: Nanos) -> None:
+        """A request goes there although it is not closed: the one that tries, unless it is still open."""
+        self.trying = self.trying or self.state(now) == "half_open"
+
+    def succeeded(self, placed: Nanos, settings: BreakerSettings) -> bool:
+        """A request that was placed at ``placed`` got its first token; return True where that closes the breaker."""
+        if self.until is None:
+            self._record(False, settings)
+            return False
+        if placed < self.until:
+            return False  # sent before the wait was over: it says nothing about the time since
+        self.recent, self.opened, self.until, self.trying = [], 0, None, False
+        return True
+
+    def released(self) -> None:
+        """A request ended without a verdict (its client left): let another try."""
+        self.trying = False
+
+    def failed(self, now: Nanos, placed: Nanos, settings: BreakerSettings) -> bool:
+        """A request that was placed at ``placed`` failed by the worker's fault; return True where that opens it."""
+        if self.until is None:
+            self._record(True, settings)
+            if self.failures < settings.failures:
+                return False
+        elif placed < self.until:
+            return False
+        self.until = now + nanos(min(OPEN_MAX, settings.open_for * 2.0**self.opened))
+        self.opened += 1
+        self.trying = False
+        return True
+
+    def _record(self, failure: bool, settings: BreakerSettings) -> None:
+        self.recent.append(failure)
+        del self.recent[: -2 * settings.failures]
+        while self.recent and not self.recent[0]:
+            del self.recent[0]
+
 
 State = Literal["joined", "ready", "draining"]
 Move = Literal["ready", "drain"]
@@ -70,8 +142,16 @@ def _targets(worker: WorkerId, ranks: int) -> tuple[Target, ...]:
     return tuple(Target(worker, rank) for rank in range(ranks))
 
 
-def _place(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, RosterWorker]]]:
+def _candidates_of(worker: RosterWorker) -> tuple[RosterWorker, list[tuple[Target, RosterWorker]]]:
     return worker, [(target, worker) for target in worker.targets]
+
+
+class RosterState(msgspec.Struct):
+    """State of a `Roster`."""
+
+    workers: dict[WorkerId, RosterWorker]
+    epochs: dict[WorkerId, int]
+    stale: int
 
 
 class UsualCandidates(NamedTuple):
@@ -151,7 +231,7 @@ class Roster:
         self.changed()
         worker = RosterWorker(card, "ready" if ready else "joined", now)
         self.workers[card.id] = worker
-        self.places[card.id] = _place(worker)
+        self.places[card.id] = _candidates_of(worker)
         self.epochs[card.id] = card.epoch
         return worker
 
@@ -160,7 +240,7 @@ class Roster:
         self.changed()
         worker = self.workers[card.id]
         worker.card, worker.state, worker.since = card, "ready" if ready else "joined", now
-        self.places[card.id] = _place(worker)
+        self.places[card.id] = _candidates_of(worker)
         self.epochs[card.id] = card.epoch
 
     def move(self, worker: WorkerId, epoch: int, move: Move, now: Nanos) -> bool:
@@ -189,19 +269,12 @@ class Roster:
         del self.workers[worker], self.places[worker]
         return found
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "workers": [msgspec.to_builtins(worker) for worker in self.workers.values()],
-            "epochs": dict(self.epochs),
-            "stale": self.stale,
-        }
+    def snapshot(self) -> RosterState:
+        return state_of(self, RosterState)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        workers = [msgspec.convert(raw, RosterWorker) for raw in state["workers"]]
-        self.workers = {worker.card.id: worker for worker in workers}
-        self.places = {worker.card.id: _place(worker) for worker in workers}
-        self.epochs = dict(state["epochs"])
-        self.stale = state["stale"]
+    def restore(self, state: RosterState) -> None:
+        take_state(self, state)
+        self.places = {id: _candidates_of(worker) for id, worker in self.workers.items()}
         self.changed()
 
     def check(self) -> None:

@@ -62,17 +62,17 @@ def blocks_of(router: RouterState, target: Target, digest: Callable[[Target, int
     """
     worker = router.roster.get(target.worker)
     pool = None if worker is None else router.pools[worker.card.model]
-    stream = None if pool is None else pool.streams.get(target)
+    stream = None if pool is None else pool.index.streams.get(target)
     if worker is None or pool is None or stream is None or stream.state != "exact" or not stream.next:
         return None
-    if not isinstance(pool.exact, ExactIndex):
+    if not isinstance(pool.index.exact, ExactIndex):
         return None
     return PeerBlocks(
         endpoint=worker.card.events[target.rank],
         incarnation=worker.card.incarnation,
         sequence=stream.next - 1,
         digest=digest(target, stream.next - 1),
-        events=list(pool.exact.dump(target)),
+        events=list(pool.index.exact.dump(target)),
     )
 
 

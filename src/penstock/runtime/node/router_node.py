@@ -221,7 +221,7 @@ class RouterNode:
             self.accesses.enter_card(card)
         except ConfigError as error:
             log.error("requests to %s go without its key: %s", card.id, error)
-        if self.router.pools[card.model].exact is not None:
+        if self.router.pools[card.model].index.exact is not None:
             self.feeds.start(card)
         self.observers.start(card)
         self.adapters.start(card)

@@ -87,7 +87,7 @@ class WorkerObservers:
             if known is None or here is None:
                 looks.append(NOTHING)
             else:
-                looks.append(look(here, self._router.pools[known.card.model].block_size, now))
+                looks.append(look(here, self._router.pools[known.card.model].index.block_size, now))
         return looks
 
     def _busy(self, worker: WorkerId) -> tuple[int, int] | None:

@@ -1,15 +1,15 @@
 """The form of prompts as runs of blocks, which simulations use: cheaper, and shown by tests to decide the same."""
 
-from penstock.router import prompt_forms
+from penstock.router.kv_index import pool_index
+from penstock.router.kv_index.pool_index import PromptForm
 from penstock.router.kv_index.runs.run_history import RunHistory
 from penstock.router.kv_index.runs.run_index import RunIndex
-from penstock.router.prompt_forms import PromptForm
 from penstock.router.workers.run_load import RunLoad
 
 RUNS = PromptForm(
     name="runs",
     exact=RunIndex,
-    history=lambda ttl: RunHistory(ttl=ttl, blocks_max=prompt_forms.APPROXIMATE_BLOCKS_MAX),
+    history=lambda ttl: RunHistory(ttl=ttl, blocks_max=pool_index.APPROXIMATE_BLOCKS_MAX),
     load=RunLoad,
 )
 """Prompts are `penstock.kernel.block_runs.Chain`."""

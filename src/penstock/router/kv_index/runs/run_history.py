@@ -6,14 +6,18 @@ counts for ``ttl``, and within one placement the last block is the first to go.
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from penstock.kernel.block_runs import Aged, Chain, Stretch
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
-from penstock.kernel.values import Target, WorkerId
+from penstock.kernel.machine import Nanos
+from penstock.kernel.values import Target
 from penstock.router.kv_index.approximate_index import KEEP
 from penstock.router.kv_index.indexer import Column
 from penstock.router.kv_index.runs.run_reach import RunReach
+from penstock.router.kv_index.runs.run_states import RunHistoryState
 
 
 class RunHistory:
@@ -100,26 +104,21 @@ class RunHistory:
             self._reach.put(target, run, start)
         return before - self._reach.total
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            "now": self._now,
-            "aged": [[target.worker, target.rank, aged.snapshot()] for target, aged in self._aged.items()],
-            "due": [[until, target.worker, target.rank] for until, target in self._due],
-            "expired": self.expired,
-            "pruned": self.pruned,
-        }
+    def snapshot(self) -> RunHistoryState:
+        """Return the state."""
+        aged = {target: list(aged.stretches()) for target, aged in self._aged.items()}
+        return RunHistoryState(self._now, aged, list(self._due), self.expired, self.pruned)
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data."""
+        state = msgspec.convert(plain, RunHistoryState)
         self.__init__(ttl=self.ttl, blocks_max=self.blocks_max)  # type: ignore[misc]
-        self._now, self.expired, self.pruned = state["now"], state["expired"], state["pruned"]
-        self._due = deque((until, Target(WorkerId(worker), rank)) for until, worker, rank in state["due"])
-        for worker, rank, saved in state["aged"]:
-            target = Target(WorkerId(worker), rank)
+        self._now, self.expired, self.pruned = state.now, state.expired, state.pruned
+        self._due = deque(state.due)
+        for target, stretches in state.aged.items():
             aged = self._aged[target] = Aged()
-            aged.restore(saved)
-            for run, _, end, _ in aged.stretches():
+            aged.restore(stretches)
+            for run, _, end, _ in stretches:
                 self._reach.put(target, run, max(end, self._reach.at(target, run)))
 
     def check(self) -> None:

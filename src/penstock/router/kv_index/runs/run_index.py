@@ -6,13 +6,17 @@ yardstick that it is tested against.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from penstock.kernel.block_runs import Chain, stretches_of
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot
+from penstock.kernel.machine import Nanos
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target
 from penstock.router.kv_index.indexer import Column, HeldBlocks, IndexCounters
 from penstock.router.kv_index.runs.run_reach import RunReach
+from penstock.router.kv_index.runs.run_states import RunIndexState
 
 
 class RunIndex:
@@ -90,19 +94,15 @@ class RunIndex:
         """Return every block that a target holds. Cost: walks everything."""
         return self._reach.names(target)
 
-    def snapshot(self) -> Snapshot:
-        """Return the whole state as plain data."""
-        return {
-            "block_size": self.block_size,
-            "reach": self._reach.snapshot(),
-            "counters": self.counters.as_dict(),
-        }
+    def snapshot(self) -> RunIndexState:
+        """Return the state."""
+        return RunIndexState(self.block_size, self._reach.snapshot(), self.counters.as_dict())
 
-    def restore(self, state: Snapshot) -> None:
-        """Become the index that wrote ``state``."""
-        self.block_size = state["block_size"]
-        self._reach.restore(state["reach"])
-        self.counters = IndexCounters(**state["counters"])
+    def restore(self, plain: Any) -> None:
+        """Become the index of a state, or of one as plain data."""
+        state = msgspec.convert(plain, RunIndexState)
+        self.block_size, self.counters = state.block_size, IndexCounters(**state.counters)
+        self._reach.restore(state.reach)
 
     def check(self) -> None:
         """Raise `InvariantError` where the state contradicts itself. Cost: walks everything."""

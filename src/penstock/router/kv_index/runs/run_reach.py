@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.kernel.block_runs import RUN_BITS, Chain
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Snapshot
-from penstock.kernel.values import Target, WorkerId
+from penstock.kernel.values import Target
 from penstock.router.kv_index.indexer import Column
+from penstock.router.kv_index.runs.run_states import ReachState
 
 ROW_MIN = 24
 """Holders from which on a run has a row, which goes at half as many: with fewer, numpy's calls cost more."""
@@ -161,21 +161,18 @@ class RunReach:
             for name in range(run << RUN_BITS, (run << RUN_BITS) + held.get(target, 0))
         }
 
-    def snapshot(self) -> Snapshot:
-        """Return the state as plain data."""
-        return {
-            "targets": [[target.worker, target.rank] for target in self.pairs],
-            "runs": [[target.worker, target.rank, run, blocks] for target, run, blocks in self.items()],
-        }
+    def snapshot(self) -> ReachState:
+        """Return the state."""
+        return ReachState(list(self.pairs), list(self.items()))
 
-    def restore(self, state: Snapshot) -> None:
-        """Become what `snapshot` wrote."""
+    def restore(self, state: ReachState) -> None:
+        """Become the reach of a state."""
         self.__init__()  # type: ignore[misc]
-        self.pairs = {Target(WorkerId(worker), rank): 0 for worker, rank in state["targets"]}
+        self.pairs = dict.fromkeys(state.targets, 0)
         for target in self.pairs:
             self._slot(target)
-        for worker, rank, run, blocks in state["runs"]:
-            self.put(Target(WorkerId(worker), rank), run, blocks)
+        for target, run, blocks in state.runs:
+            self.put(target, run, blocks)
 
     def check(self) -> None:
         """Raise `InvariantError` where the sums are off."""

@@ -1,15 +1,79 @@
-"""How deep a prefix can be used where some layers of a model read a window of it, or one state, and not all of it.
-
-Such layers have blocks of their own: one kind for all that read the same number of blocks. A prefix that full attention
-has is a hit where each kind has the blocks that it reads before the prefix's end.
-"""
+"""Walks a chain to find how far each worker holds it: from span to span, or block by block to audit that."""
 
 from array import array
 from collections.abc import Sequence
 
 from penstock.kernel.values import Tier
-from penstock.router.kv_index.spans.span import KEY, agreement, position_in
-from penstock.router.kv_index.spans.spans import Spans
+from penstock.router.kv_index.span_table import KEY, Span, SpanTable, agreement, position_in
+from penstock.router.kv_index.spans import Spans
+
+
+def walk(table: SpanTable, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
+    """Follow a chain from block ``at`` and find where each worker of ``mask`` stops holding it.
+
+    Returns: (depth, workers) with depth > ``at`` rising; those that do not hold ``blocks[at]`` are absent.
+    Cost: one look-up per span on the way, plus log2(span) where the chain leaves a span. Reads only.
+    """
+    ends: list[tuple[int, int]] = []
+    find, spans, count, i = table.by_hash.get, table.spans, len(blocks), at
+    while i < count:
+        block = blocks[i]
+        number = find(block & KEY)
+        if number is None:
+            break
+        span = spans[number]
+        assert span is not None
+        hashes = span.hashes
+        start = 0
+        if hashes[0] != block:
+            # Only a walk that starts below the root can begin inside a span.
+            start = position_in(hashes, block) if i == at else -1
+            if start < 0:
+                break
+        held = mask & span.mask
+        if held != mask:
+            if i > at:
+                ends.append((i, mask & ~held))
+            mask = held
+            if not mask:
+                return ends
+        reach = min(len(hashes) - start, count - i)
+        if hashes[start + reach - 1] != blocks[i + reach - 1]:
+            # The chain leaves this span: equal hashes mean equal prefixes, so bisect for the last equal one.
+            low, reach = 1, reach - 1
+            while low < reach:
+                middle = (low + reach + 1) // 2
+                if hashes[start + middle - 1] == blocks[i + middle - 1]:
+                    low = middle
+                else:
+                    reach = middle - 1
+        i += reach
+    if i > at and mask:
+        ends.append((i, mask))
+    return ends
+
+
+def walk_linear(table: SpanTable, blocks: Sequence[int], at: int, mask: int) -> list[tuple[int, int]]:
+    """Answer as `walk` does, but compare every single block."""
+    ends: list[tuple[int, int]] = []
+    span: Span | None = None
+    position = 0
+    for i in range(at, len(blocks)):
+        position += 1
+        if span is None or position >= len(span.hashes) or span.hashes[position] != blocks[i]:
+            number = table.by_hash.get(blocks[i] & KEY)
+            span = None if number is None else table.spans[number]
+            position = -1 if span is None else position_in(span.hashes, blocks[i])
+        held = 0 if span is None or position < 0 else mask & span.mask
+        if held != mask and i > at:
+            ends.append((i, mask & ~held))
+        mask = held
+        if not mask:
+            return ends
+    if mask and len(blocks) > at:
+        ends.append((len(blocks), mask))
+    return ends
+
 
 ROUNDS = 64
 """Most cuts of a prefix by each window; beyond them nothing is expected."""
@@ -36,7 +100,7 @@ def usable(
     """Cut what workers hold of a prompt for full attention to what they can use.
 
     Args:
-        ends: (depth, workers), as `penstock.router.kv_index.spans.span_walk.walk` returns it.
+        ends: (depth, workers), as `penstock.router.kv_index.span_walk.walk` returns it.
         at: where that walk began.
     Cost: O(blocks) look-ups for each window, and rounds over its runs where windows disagree.
     """

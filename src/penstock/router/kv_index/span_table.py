@@ -1,6 +1,6 @@
 """`SpanTable`: files the blocks of one tier as spans in a flat map, cut and joined where their holders differ.
 
-The part of `penstock.router.kv_index.spans.spans` that moves blocks between spans without changing their holders.
+The part of `penstock.router.kv_index.spans` that moves blocks between spans without changing their holders.
 """
 
 from array import array
@@ -8,9 +8,123 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice, repeat
 
-from penstock.router.kv_index.block_refcounts import BlockRefcounts
-from penstock.router.kv_index.spans.span import KEY, SPAN_MAX, Span, keys_of, position_in
+import numpy as np
+
+from penstock.router.kv_index.index_states import CopiesState
 from penstock.router.kv_index.worker_bitmap import bits
+
+KEY = (1 << 60) - 1
+"""The maps' keys are the low 60 bits of a hash: Python keeps those in 32 bytes, 64 bits in 48."""
+SPAN_MAX = 2048
+"""Blocks per span: bounds the search for a block inside its span (some 10 us) and the cost of dropping one."""
+
+
+class Span:
+    """A stretch of a chain. ``parent`` is the hash before ``hashes[0]``, None at the root or where it is unknown.
+
+    ``engine``: the engine's own hashes of the same blocks, for workers whose events are translated. ``odd``: some of
+    them belong to other blocks too, so each must be looked up by itself. ``filed``: the map leads to every block of
+    it; else to its first and its last.
+    """
+
+    __slots__ = ("engine", "filed", "hashes", "mask", "odd", "parent")
+
+    def __init__(self, hashes: "array[int]", engine: "array[int] | None", mask: int, parent: int | None) -> None:
+        self.hashes = hashes
+        self.engine = engine
+        self.mask = mask
+        self.parent = parent
+        self.odd = False
+        self.filed = True
+
+
+def filed_keys(span: Span) -> set[int]:
+    """Return the keys under which the map leads to a span."""
+    return set(keys_of(span.hashes if span.filed else array("Q", [span.hashes[0], span.hashes[-1]])))
+
+
+def position_in(hashes: "array[int]", block: int) -> int:
+    """Return where a block stands in a span, or -1; the ends are looked at first."""
+    if hashes[-1] == block:
+        return len(hashes) - 1
+    try:
+        return hashes.index(block)
+    except ValueError:
+        return -1
+
+
+def agreement(span: "array[int]", position: int, event: "array[int]", start: int) -> int:
+    """Count how many hashes two sequences share from these places on."""
+    most = min(len(span) - position, len(event) - start)
+    if span[position : position + most] == event[start : start + most]:
+        return most
+    same = 0
+    while span[position + same] == event[start + same]:
+        same += 1
+    return same
+
+
+def keys_of(hashes: "array[int]") -> list[int]:
+    """Return the map's keys of a run of hashes: below some 32 a loop is faster than numpy's fixed cost."""
+    if len(hashes) < 32:
+        return [value & KEY for value in hashes]
+    out: list[int] = np.bitwise_and(np.frombuffer(hashes, np.uint64), np.uint64(KEY)).tolist()
+    return out
+
+
+class BlockRefcounts:
+    """Copies beyond the first, of the workers (bits) that announce each copy; there are few of them."""
+
+    __slots__ = ("_more", "bits")
+
+    def __init__(self) -> None:
+        self.bits = 0
+        """Workers that announce each copy."""
+        self._more: dict[int, dict[int, int]] = {}
+
+    def of(self, bit: int) -> dict[int, int]:
+        """Return block -> copies beyond the first; blocks with only one are absent."""
+        return self._more.get(bit, {})
+
+    def again(self, bit: int, blocks: Iterable[int]) -> None:
+        """A worker announced blocks that it holds already."""
+        if self.bits & bit:
+            more = self._more.setdefault(bit, {})
+            for block in blocks:
+                more[block] = more.get(block, 0) + 1
+
+    def take(self, bit: int, block: int) -> bool:
+        """Take one copy of a block away; False where it is the last one."""
+        more = self._more.get(bit, {})
+        left = more.get(block, 0)
+        if left > 1:
+            more[block] = left - 1
+        elif left:
+            del more[block]
+        return left > 0
+
+    def drop(self, bit: int, blocks: Iterable[int]) -> None:
+        """A worker holds blocks no more, for whatever reason."""
+        more = self._more.get(bit)
+        if more:
+            for block in blocks:
+                more.pop(block, None)
+
+    def forget(self, bit: int) -> None:
+        """A worker is gone or empty."""
+        self._more.pop(bit, None)
+        self.bits &= ~bit
+
+    def snapshot(self) -> CopiesState:
+        """Return the state; bits by their numbers."""
+        more = {bit.bit_length() - 1: blocks for bit, blocks in self._more.items()}
+        return CopiesState(list(bits(self.bits)), more)
+
+    def restore(self, state: CopiesState) -> None:
+        """Become the copies of a state."""
+        self.bits = sum(1 << slot for slot in state.slots)
+        self._more = {1 << slot: blocks for slot, blocks in state.more.items()}
+
 
 _FILED_PER_SEARCH = 16
 """Spans filed beside each search, the oldest first: then no run of searches costs much more than filing all once."""

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import SECOND, Nanos, Snapshot
+from penstock.kernel.machine import SECOND, Nanos, state_of, take_state
 from penstock.kernel.values import RequestId, WorkerId
 
 LOAD_SECONDS = 1.0
@@ -46,12 +47,22 @@ class WorkerAdapters(msgspec.Struct):
 
     slots: int
     resident: dict[str, HeldAdapter] = {}
-    uses: dict[str, set[Use]] = {}
+    uses: dict[str, dict[Use, None]] = {}
     """By adapter: requests that were placed here with it, those that have ended among them."""
 
     @property
     def loading(self) -> int:
         return sum(one.loading for one in self.resident.values())
+
+
+class ResidencyState(msgspec.Struct):
+    """State of `AdapterResidency`."""
+
+    workers: dict[WorkerId, WorkerAdapters]
+    load_seconds: float
+    counts: dict[str, int]
+    wanted: dict[str, int]
+    _failures: list[tuple[tuple[WorkerId, str], tuple[Nanos, str]]]
 
 
 class AdapterPlan(NamedTuple):
@@ -87,7 +98,8 @@ class AdapterResidency:
         for others; loads that failed; adapters that an engine did not hold although the table said so."""
         self.wanted: dict[str, int] = {}
         """On how many workers an operator wants an adapter at any time; there it is unloaded for no other."""
-        self._failures: dict[tuple[WorkerId, str], tuple[Nanos, str]] = {}
+        self._failures: BoundedTable[tuple[WorkerId, str], tuple[Nanos, str]] = BoundedTable(FAILURES_MAX)
+        """Loads that failed lately: (until when it is not tried again, why)."""
 
     # --- membership -------------------------------------------------------------------------------------------------
 
@@ -100,8 +112,7 @@ class AdapterResidency:
     def leave(self, worker: WorkerId) -> None:
         """A worker went."""
         self.workers.pop(worker, None)
-        for key in [key for key in self._failures if key[0] == worker]:
-            del self._failures[key]
+        self._failures.drop(lambda key, failure: key[0] == worker)
 
     def observed(self, worker: WorkerId, names: Sequence[str], pinned: Sequence[str]) -> None:
         """A worker listed what it holds; what is on its way there stays.
@@ -243,7 +254,7 @@ class AdapterResidency:
         entry = None if mine is None else mine.resident.get(adapter)
         if entry is not None:
             entry.loading = False
-        self._failures.pop((worker, adapter), None)
+        self._failures.pop((worker, adapter))
         self.load_seconds += LEARNT * (took - self.load_seconds)
 
     def failed(self, worker: WorkerId, adapter: str, reason: str, now: Nanos) -> None:
@@ -253,9 +264,7 @@ class AdapterResidency:
             return
         mine.resident.pop(adapter, None)
         self.counts["failed"] += 1
-        if len(self._failures) >= FAILURES_MAX:
-            del self._failures[next(iter(self._failures))]
-        self._failures[worker, adapter] = (now + round(RETRY_AFTER * SECOND), reason)
+        self._failures.put((worker, adapter), (now + round(RETRY_AFTER * SECOND), reason))
 
     def missing(self, worker: WorkerId, adapter: str) -> AdapterPlan | None:
         """An engine does not hold what the table said; return what has to be done, None where it is on its way."""
@@ -335,54 +344,29 @@ class AdapterResidency:
         uses = mine.uses.get(adapter)
         if uses is None:
             return False
-        ended = []
-        busy = False
-        for use in uses:
+        while uses:
+            use = next(iter(uses))
             if self._runs(*use):
-                busy = True
-                break
-            ended.append(use)
-        uses.difference_update(ended)
-        if not uses:
-            del mine.uses[adapter]
-        return busy
+                return True
+            del uses[use]
+        del mine.uses[adapter]
+        return False
 
     def _use(self, mine: WorkerAdapters, adapter: str, use: Use) -> None:
-        uses = mine.uses.setdefault(adapter, set())
+        uses = mine.uses.setdefault(adapter, {})
         if len(uses) >= USES_MIN and len(uses) & (len(uses) - 1) == 0:
             # At each power of two, so that the search costs a constant for each request.
-            uses.difference_update([one for one in uses if not self._runs(*one)])
-        uses.add(use)
+            for ended in [one for one in uses if not self._runs(*one)]:
+                del uses[ended]
+        uses[use] = None
 
     # --- machine duties ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "workers": {
-                worker: [
-                    mine.slots,
-                    [[name, one.loading, one.pinned] for name, one in mine.resident.items()],
-                    [[name, sorted(list(use) for use in uses)] for name, uses in mine.uses.items()],
-                ]
-                for worker, mine in self.workers.items()
-            },
-            "load_seconds": self.load_seconds,
-            "counts": dict(self.counts),
-            "wanted": dict(self.wanted),
-            "failures": [[*key, *failure] for key, failure in self._failures.items()],
-        }
+    def snapshot(self) -> ResidencyState:
+        return state_of(self, ResidencyState)
 
-    def restore(self, state: Snapshot) -> None:
-        self.workers = {}
-        for worker, (slots, saved, uses) in state["workers"].items():
-            resident: dict[str, HeldAdapter] = {name: HeldAdapter(loading, pinned) for name, loading, pinned in saved}
-            self.workers[worker] = WorkerAdapters(
-                slots, resident, {name: {(router, RequestId(id)) for router, id in one} for name, one in uses}
-            )
-        self.load_seconds = state["load_seconds"]
-        self.counts = dict(state["counts"])
-        self.wanted = dict(state["wanted"])
-        self._failures = {(worker, name): (until, why) for worker, name, until, why in state["failures"]}
+    def restore(self, state: ResidencyState) -> None:
+        take_state(self, state)
 
     def check(self) -> None:
         for worker, mine in self.workers.items():

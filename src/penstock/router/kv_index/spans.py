@@ -23,8 +23,7 @@ from itertools import repeat
 
 from penstock.kernel.errors import InvariantError
 from penstock.router.kv_index.indexer import IndexCounters
-from penstock.router.kv_index.spans.span import KEY, SPAN_MAX, Span, agreement, keys_of, position_in
-from penstock.router.kv_index.spans.span_table import SpanTable
+from penstock.router.kv_index.span_table import KEY, SPAN_MAX, Span, SpanTable, agreement, keys_of, position_in
 from penstock.router.kv_index.worker_bitmap import BitLedger, bits
 
 _ANCESTORS = 8

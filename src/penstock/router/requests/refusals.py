@@ -1,7 +1,8 @@
-"""Overload limits: beyond them a new request is refused, instead of making all requests late.
+"""Refusals: one word for each reason, since several share a status, and the limits of ``router.overload``.
 
-A request is refused only where every worker that could take it is beyond a limit. One that runs already is never
-refused: a retry or a migration keeps its place.
+Status 429 is a limit on how much may be asked at once, 503 is that nobody can answer now; both may be tried again.
+Beyond a limit a new request is refused, instead of making all requests late: only where every worker that could take
+it is beyond one. One that runs already is never refused: a retry or a migration keeps its place.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,33 @@ from typing import NamedTuple
 from penstock.kernel.machine import Nanos, seconds
 from penstock.kernel.values import Target
 from penstock.router.model_pool import ModelPool
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.routed_request import RoutedRequest
+from penstock.router.selection.select import costs_of
 from penstock.router.settings import OverloadSettings
 from penstock.router.workers.roster import RosterWorker
+
+INFLIGHT_LIMIT = "inflight_limit"
+"""429: as many requests run or wait as ``inflight_max`` allows."""
+RATE_LIMIT = "rate_limit"
+"""429: a key asks more often than it may."""
+OVERLOADED = "overloaded"
+"""503: every worker is beyond a limit of ``router.overload``."""
+SHARE_FULL = "share_full"
+"""429: as many requests of its tenant wait as its share of the queue has room for."""
+QUEUE_FULL = "queue_full"
+"""503: ``router.queue.length_max`` requests wait."""
+QUEUE_TIMEOUT = "queue_timeout"
+"""503: it waited for ``router.queue.wait_max``."""
+NO_WORKER = "no_worker"
+"""503: no worker is there, or none that is healthy."""
+ENGINE_BUSY = "engine_busy"
+"""The engine's own status, 429 or 503: it refused, and so did the others that were tried."""
+TOKENIZER_BUSY = "tokenizer_busy"
+"""503: too many prompts wait to be tokenised."""
+DRAINING = "draining"
+"""503: this frontend is ending."""
+NOT_CACHED = "not_cached"
+"""412: the caller wants an answer only where its prompt is cached, and it is not."""
 
 
 class Refusal(NamedTuple):
@@ -42,14 +67,14 @@ def refusal(
         text = f"requests have been waiting for {waited:.3g} s, the limit is {settings.queue_time:g} s"
         return Refusal("queue_time", f"{text} (router.overload.queue_time)", waited)
     if settings.blocks is not None or settings.prefill_tokens is not None:
-        busy = [_beyond(settings, pool, target, worker) for target, worker in targets]
+        busy = [_limit_passed(settings, pool, target, worker) for target, worker in targets]
         first = busy[0]
         if first is not None and all(busy):
             return Refusal(first[0], f"every worker of {pool.model} is busy: {first[1]}", 1.0)
     if settings.ttft:
         predicted = predicted_ttft(pool, request, targets, now)
         if predicted is not None:
-            return _late(settings.ttft, predicted, waited)
+            return _ttft_refusal(settings.ttft, predicted, waited)
     return None
 
 
@@ -67,16 +92,16 @@ def predicted_ttft(
 
     From a line fitted to the streams of this model: TTFT over prefill tokens ahead on the worker, its own included.
     """
-    line = pool.fit.line()
+    line = pool.speeds.fit.line()
     if line is None:
         return None
-    costs, _ = pool.costs(request, targets, now)
+    costs, _ = costs_of(pool, request, targets, now)
     new = [request.prompt.isl - cost.overlap_tokens for cost in costs]
     ahead = min(cost.active_prefill_tokens + own for cost, own in zip(costs, new, strict=True))
     return PredictedLatency(line[0] + line[1] * ahead, line[0] + line[1] * min(new))
 
 
-def _late(limit: float, predicted: PredictedLatency, waited: float) -> Refusal | None:
+def _ttft_refusal(limit: float, predicted: PredictedLatency, waited: float) -> Refusal | None:
     """Refuse what other requests make late, never what is long by itself: no later moment would be better for that.
 
     The limit bounds the whole TTFT where an idle worker could keep it, else the wait that the others cause. What is
@@ -93,7 +118,7 @@ def _late(limit: float, predicted: PredictedLatency, waited: float) -> Refusal |
     return Refusal("ttft", f"{text}the limit is {limit:g} s (router.overload.ttft)", beyond)
 
 
-def _beyond(
+def _limit_passed(
     settings: OverloadSettings, pool: ModelPool, target: Target, worker: RosterWorker
 ) -> tuple[str, str] | None:
     """Return which limit a worker is beyond, and how; one whose size is not known can't be beyond its share."""

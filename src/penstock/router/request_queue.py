@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import SECOND, Nanos, Snapshot, nanos
+from penstock.kernel.machine import SECOND, Nanos, nanos
 from penstock.kernel.values import RequestId
 from penstock.router.settings import QueuePolicy, QueueSettings
 
@@ -30,6 +30,39 @@ class QueuedRequest(msgspec.Struct, frozen=True):
     """Whose share it is of, where router.queue.shares has any."""
     work: int = 0
     """Tokens of the prompt and of the expected output, where there are shares."""
+
+
+class FadingSum(msgspec.Struct):
+    """A sum whose parts fade: as it was, and when."""
+
+    sum: float = 0.0
+    at: Nanos = 0
+
+
+class SharesState(msgspec.Struct):
+    """State of the shares of a `penstock.router.fair_queue.FairQueue`, by tenant."""
+
+    serving: dict[str, int]
+    kicked: bool
+    _clock: float
+    _finish: dict[str, float]
+    _demand: dict[str, FadingSum]
+    _used: dict[str, FadingSum]
+    _paced: dict[str, Nanos]
+    _crowding: dict[str, Nanos]
+    _full: FadingSum
+    _arrivals: FadingSum
+    _began: Nanos | None
+    _outputs: dict[str, float]
+
+
+class QueueState(msgspec.Struct):
+    """State of a queue; ``dues`` and ``shares`` where tenants have shares."""
+
+    waiting: list[QueuedRequest]
+    due: int = 0
+    dues: dict[str, int] = {}
+    shares: SharesState | None = None
 
 
 Score = Callable[[QueuedRequest], float]
@@ -143,14 +176,14 @@ class RequestQueue:
         """Take over the share of the starved as it stood."""
         self._due = due
 
-    def snapshot(self) -> Snapshot:
-        return {"waiting": [msgspec.to_builtins(waiting) for waiting in self], "due": self._due}
+    def snapshot(self) -> QueueState:
+        return QueueState(waiting=list(self), due=self._due)
 
-    def restore(self, state: Snapshot) -> None:
+    def restore(self, state: QueueState) -> None:
         self.__init__(self._settings)  # type: ignore[misc]
-        self._due = state["due"]
-        for raw in state["waiting"]:
-            self.add(msgspec.convert(raw, QueuedRequest))
+        self._due = state.due
+        for waiting in state.waiting:
+            self.add(waiting)
 
     def check(self) -> None:
         if sum(len(m) for m in self._classes.values()) != len(self.waiting):

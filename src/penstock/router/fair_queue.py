@@ -18,10 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Nanos, Snapshot, nanos, seconds
+from penstock.kernel.machine import Nanos, nanos, seconds, state_of, take_state
 from penstock.kernel.values import WorkerCard
-from penstock.router.requests.request_queue import QueuedRequest, RequestQueue
-from penstock.router.requests.routed_request import RoutedRequest
+from penstock.router.request_queue import FadingSum, QueuedRequest, QueueState, RequestQueue, SharesState
+from penstock.router.routed_request import RoutedRequest
 from penstock.router.settings import QueueSettings
 from penstock.router.workers.active_sequences import TargetLoad
 
@@ -73,25 +73,6 @@ HELD = IdleOnly(0.5, 0.25, "its tenant floods a fleet that can't serve all, and 
 a third where the fleet is half empty; with none it leaves idle what they leave."""
 
 
-class DecayingSum:
-    """A sum whose parts fade with the time constant `WINDOW`."""
-
-    __slots__ = ("at", "sum")
-
-    def __init__(self, sum: float = 0.0, at: Nanos = 0) -> None:
-        self.sum = sum
-        self.at = at
-
-    def value(self, now: Nanos) -> float:
-        """Return the sum as it is now."""
-        return self.sum * _decay(now - self.at)
-
-    def add(self, amount: float, now: Nanos) -> None:
-        """Add an amount."""
-        self.sum = self.value(now) + amount
-        self.at = now
-
-
 class FairQueue(RequestQueue):
     """Requests that no worker may take yet, by tenant, and the tenants' tokens in service."""
 
@@ -107,17 +88,17 @@ class FairQueue(RequestQueue):
         """Tenant -> virtual time at which what was sent of it is done."""
         self.serving: dict[str, int] = {}
         """Tenant -> tokens in service, prompts and expected output."""
-        self._demand: dict[str, DecayingSum] = {}
+        self._demand: dict[str, FadingSum] = {}
         """Tenant -> tokens that it asked for lately."""
-        self._used: dict[str, DecayingSum] = {}
+        self._used: dict[str, FadingSum] = {}
         """Tenant -> tokens that were sent to workers for it lately."""
         self._paced: dict[str, Nanos] = {}
         """Tenant -> when what was sent of it would have been sent at the others' mean rate."""
         self._crowding: dict[str, Nanos] = {}
         """Tenant -> the same at `FLOOD` times that rate."""
-        self._full = DecayingSum()
+        self._full = FadingSum()
         """How full the workers were when requests arrived, added up: over their number it is how full they are."""
-        self._arrivals = DecayingSum()
+        self._arrivals = FadingSum()
         self._began: Nanos | None = None
         """When the first request came: the sums of a young queue are those of less than the window."""
         self._outputs: dict[str, float] = {}
@@ -151,9 +132,9 @@ class FairQueue(RequestQueue):
 
     def arrived(self, tenant: str, work: int, fullness: float, now: Nanos) -> None:
         """A tenant asks for tokens. ``fullness``: of the workers on average, 0 to 1."""
-        _of(self._demand, tenant).add(work, now)
-        self._full.add(fullness, now)
-        self._arrivals.add(1.0, now)
+        _add_to(_sum_of(self._demand, tenant), work, now)
+        _add_to(self._full, fullness, now)
+        _add_to(self._arrivals, 1.0, now)
         if self._began is None:
             self._began = now
 
@@ -162,14 +143,14 @@ class FairQueue(RequestQueue):
         if tenant not in self._demand:
             return False
         others, queue = self._others(self._demand, tenant, now), self._queues.get(tenant)
-        asked = self._demand[tenant].value(now) + (0 if queue is None else queue.work)
+        asked = _sum_now(self._demand[tenant], now) + (0 if queue is None else queue.work)
         return others is not None and asked > FLOOD * others * self._weight(tenant)
 
     def overloaded(self, now: Nanos) -> bool:
         """Return whether the fleet would be too full if all that is asked for were sent to it."""
-        arrivals, used = self._arrivals.value(now), sum(each.value(now) for each in self._used.values())
-        asked = sum(each.value(now) for each in self._demand.values())
-        return min(arrivals, used) > 0 and self._full.value(now) / arrivals * asked / used >= OVERLOAD
+        arrivals, used = _sum_now(self._arrivals, now), sum(_sum_now(each, now) for each in self._used.values())
+        asked = sum(_sum_now(each, now) for each in self._demand.values())
+        return min(arrivals, used) > 0 and _sum_now(self._full, now) / arrivals * asked / used >= OVERLOAD
 
     def idle_only(self, tenant: str, now: Nanos) -> IdleOnly | None:
         """Return which moment a tenant's next request waits for; None where any worker with room will do."""
@@ -180,13 +161,13 @@ class FairQueue(RequestQueue):
     def _weight(self, tenant: str) -> float:
         return self._weights.get(tenant, OTHERS_WEIGHT)
 
-    def _others(self, sums: dict[str, DecayingSum], tenant: str, now: Nanos) -> float | None:
+    def _others(self, sums: dict[str, FadingSum], tenant: str, now: Nanos) -> float | None:
         """Return the tokens of the other active tenants over their weights; None where no other is active."""
         tokens = weights = 0.0
         for name, asked in self._demand.items():
             if name != tenant and now - asked.at <= nanos(ACTIVE):
                 weights += self._weight(name)
-                tokens += sums[name].value(now) if name in sums else 0.0
+                tokens += _sum_now(sums[name], now) if name in sums else 0.0
         return tokens / weights if weights else None
 
     # --- the queue ---------------------------------------------------------------------------------------------------
@@ -240,18 +221,18 @@ class FairQueue(RequestQueue):
 
     def heard(self, tenant: str, work: int, now: Nanos) -> None:
         """Another router sent tokens of a tenant to a worker: they count in its share as those that are sent here."""
-        _of(self._demand, tenant).add(work, now)
+        _add_to(_sum_of(self._demand, tenant), work, now)
         self._count(tenant, work, now)
 
     def _count(self, tenant: str, work: int, now: Nanos) -> None:
         """Tokens were sent: count them in the tenant's share and against its pace."""
         self._finish[tenant] = self._start(tenant) + work / self._weight(tenant)
-        span = WINDOW * (1.0 - _decay(now - (self._began or 0)))
+        span = WINDOW * (1.0 - _decay_after(now - (self._began or 0)))
         if (others := self._others(self._used, tenant, now)) and span:
             pace = others / span * self._weight(tenant)
             for ahead, rate in ((self._paced, pace), (self._crowding, FLOOD * pace)):
                 ahead[tenant] = min(max(now, ahead.get(tenant, 0)) + nanos(work / rate), now + nanos(WINDOW))
-        _of(self._used, tenant).add(work, now)
+        _add_to(_sum_of(self._used, tenant), work, now)
 
     def end(self, tenant: str, work: int, isl: int, osl: int) -> None:
         """They are done. ``isl``, ``osl``: how many they were in fact."""
@@ -278,43 +259,19 @@ class FairQueue(RequestQueue):
 
     # --- machine duties ----------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        return {
-            "waiting": [msgspec.to_builtins(waiting) for waiting in self],
-            "due": 0,
-            "clock": self._clock,
-            "finish": dict(self._finish),
-            "serving": dict(self.serving),
-            "asked": {tenant: [each.sum, each.at] for tenant, each in self._demand.items()},
-            "used": {tenant: [each.sum, each.at] for tenant, each in self._used.items()},
-            "paced": dict(self._paced),
-            "crowding": dict(self._crowding),
-            "full": [self._full.sum, self._full.at],
-            "arrivals": [self._arrivals.sum, self._arrivals.at],
-            "began": self._began,
-            "outputs": dict(self._outputs),
-            "kicked": self.kicked,
-            "dues": {tenant: queue.snapshot()["due"] for tenant, queue in self._queues.items()},
-        }
+    def snapshot(self) -> QueueState:
+        dues = {tenant: queue.snapshot().due for tenant, queue in self._queues.items()}
+        return QueueState(list(self), dues=dues, shares=state_of(self, SharesState))
 
-    def restore(self, state: Snapshot) -> None:
+    def restore(self, state: QueueState) -> None:
         self.__init__(self._settings)  # type: ignore[misc]
-        for raw in state["waiting"]:
-            waiting = msgspec.convert(raw, QueuedRequest)
+        for waiting in state.waiting:
             self.add(msgspec.structs.replace(waiting, tenant=self.name(waiting.tenant)))
-        for tenant, due in state.get("dues", {}).items():
+        for tenant, due in state.dues.items():
             if tenant in self._queues:
                 self._queues[tenant].owe(due)
-        self._clock = state.get("clock", 0.0)
-        self._finish = dict(state.get("finish", {}))
-        self.serving = dict(state.get("serving", {}))
-        self._demand = {tenant: DecayingSum(*each) for tenant, each in state.get("asked", {}).items()}
-        self._used = {tenant: DecayingSum(*each) for tenant, each in state.get("used", {}).items()}
-        self._paced, self._crowding = dict(state.get("paced", {})), dict(state.get("crowding", {}))
-        self._full, self._arrivals = DecayingSum(*state.get("full", ())), DecayingSum(*state.get("arrivals", ()))
-        self._began = state.get("began")
-        self._outputs = dict(state.get("outputs", {}))
-        self.kicked = state.get("kicked", False)
+        if state.shares is not None:
+            take_state(self, state.shares)
 
     def check(self) -> None:
         for queue in self._queues.values():
@@ -343,9 +300,19 @@ def fullness(card: WorkerCard, load: TargetLoad) -> float:
     return min(1.0, max(seats, load.blocks / card.kv_blocks if card.kv_blocks else 0.0))
 
 
-def _decay(passed: Nanos) -> float:
+def _decay_after(passed: Nanos) -> float:
     return math.exp(-seconds(max(0, passed)) / WINDOW)
 
 
-def _of(sums: dict[str, DecayingSum], tenant: str) -> DecayingSum:
-    return sums.setdefault(tenant, DecayingSum())
+def _sum_now(fading: FadingSum, now: Nanos) -> float:
+    """Return a sum, whose parts fade with the time constant `WINDOW`, as it is now."""
+    return fading.sum * _decay_after(now - fading.at)
+
+
+def _add_to(fading: FadingSum, amount: float, now: Nanos) -> None:
+    fading.sum = _sum_now(fading, now) + amount
+    fading.at = now
+
+
+def _sum_of(sums: dict[str, FadingSum], tenant: str) -> FadingSum:
+    return sums.setdefault(tenant, FadingSum())

@@ -3,70 +3,54 @@
 from array import array
 from collections import Counter, OrderedDict
 from itertools import repeat
-from typing import Any
 
 from penstock.kernel.errors import InvariantError
-from penstock.kernel.machine import Snapshot
-from penstock.router.kv_index.spans.span import KEY, Span, filed_keys
-from penstock.router.kv_index.spans.span_table import SpanTable
-from penstock.router.kv_index.worker_bitmap import bits
+from penstock.router.kv_index.index_states import SpanState, SpanTableState
+from penstock.router.kv_index.span_table import KEY, Span, SpanTable, filed_keys
+from penstock.router.kv_index.worker_bitmap import bits, mask_bytes, mask_of
 
 
-def snapshot(table: SpanTable) -> dict[str, Any]:
-    """Return the whole state as plain data."""
-    return {
-        "spans": [
-            None
-            if span is None
-            else [
-                span.hashes.tobytes(),
-                None if span.engine is None else span.engine.tobytes(),
-                mask_bytes(span.mask),
-                span.parent,
-                span.odd,
-                span.filed,
-            ]
-            for span in table.spans
-        ],
-        "engine": [[key, number] for key, number in table.by_engine.items()],
-        "aliases": [[bit.bit_length() - 1, list(map(list, names.items()))] for bit, names in table.aliases.items()],
-        "copies": table.copies.snapshot(),
-        "alive": mask_bytes(table.alive),
-        "unfiled": [[slot, list(numbers)] for slot, numbers in table.unfiled.items()],
-        "free": list(table.free),
-        "age": list(table.age),
-        "released": table.released,
-        "cursor": table.cursor,
-    }
+def snapshot(table: SpanTable) -> SpanTableState:
+    """Return the state of a tier."""
+    return SpanTableState(
+        spans=[None if span is None else _span_state(span) for span in table.spans],
+        by_engine=table.by_engine,
+        aliases={bit.bit_length() - 1: names for bit, names in table.aliases.items()},
+        copies=table.copies.snapshot(),
+        alive=mask_bytes(table.alive),
+        unfiled=table.unfiled,
+        free=table.free,
+        age=list(table.age),
+        released=table.released,
+        cursor=table.cursor,
+    )
 
 
-def restore(table: SpanTable, state: Snapshot) -> None:
-    """Become the tier that wrote ``state``."""
+def restore(table: SpanTable, state: SpanTableState) -> None:
+    """Become the tier of a state."""
     table.spans, table.by_hash, table.filed = [], {}, {}
     table.blocks = table.blocks_unfiled = 0
-    for number, saved in enumerate(state["spans"]):
+    for number, saved in enumerate(state.spans):
         if saved is None:
             table.spans.append(None)
             continue
-        hashes, engine, mask, parent, odd, filed = saved
-        span = Span(_loaded(hashes), None if engine is None else _loaded(engine), from_bytes(mask), parent)
-        span.odd, span.filed = odd, filed
+        engine = None if saved.engine is None else _column(saved.engine)
+        span = Span(_column(saved.hashes), engine, mask_of(saved.mask), saved.parent)
+        span.odd, span.filed = saved.odd, saved.filed
         table.spans.append(span)
         table.by_hash.update(zip(filed_keys(span), repeat(number)))
         table.blocks += len(span.hashes)
-        table.blocks_unfiled += 0 if filed else len(span.hashes)
-        if filed:
+        table.blocks_unfiled += 0 if span.filed else len(span.hashes)
+        if span.filed:
             table.filed[number] = None
-    table.by_engine = dict(state["engine"])
-    table.aliases = {1 << slot: dict(names) for slot, names in state["aliases"]}
-    table.copies.restore(state["copies"])
-    table.alive = from_bytes(state["alive"])
+    table.by_engine = state.by_engine
+    table.aliases = {1 << slot: names for slot, names in state.aliases.items()}
+    table.copies.restore(state.copies)
+    table.alive = mask_of(state.alive)
     table.counts = _counts(table)
-    table.unfiled = {slot: dict.fromkeys(numbers) for slot, numbers in state["unfiled"]}
-    table.free = list(state["free"])
-    table.age = OrderedDict.fromkeys(state["age"])
-    table.released = state["released"]
-    table.cursor = state["cursor"]
+    table.unfiled, table.free = state.unfiled, state.free
+    table.age = OrderedDict.fromkeys(state.age)
+    table.released, table.cursor = state.released, state.cursor
 
 
 def check(table: SpanTable, pairs: list[int]) -> None:
@@ -126,17 +110,12 @@ def _counts(table: SpanTable) -> Counter[int]:
     return counts
 
 
-def mask_bytes(mask: int) -> bytes:
-    """Write a mask of any width as little-endian bytes."""
-    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+def _span_state(span: Span) -> SpanState:
+    engine = None if span.engine is None else span.engine.tobytes()
+    return SpanState(span.hashes.tobytes(), engine, mask_bytes(span.mask), span.parent, span.odd, span.filed)
 
 
-def from_bytes(raw: bytes) -> int:
-    """Read what `mask_bytes` wrote."""
-    return int.from_bytes(raw, "little")
-
-
-def _loaded(raw: bytes) -> "array[int]":
-    out = array("Q")
-    out.frombytes(raw)
-    return out
+def _column(hashes: bytes) -> "array[int]":
+    column = array("Q")
+    column.frombytes(hashes)
+    return column

@@ -1,1 +1,0 @@
-"""Spans of the exact KV index: stretches of one chain whose blocks the same workers hold."""
