@@ -13,15 +13,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from penstock.engine.settings import SimSettings
 from penstock.kernel.request_record import RequestRecord, weighted_percentile
-from penstock.report.markdown import write_part
 from penstock.router.settings import QueueSettings, RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.traffic.adapter_mix import AdapterMix
-from penstock.traffic.arrivals import poisson
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.report.markdown import write_part
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.traffic.adapter_mix import AdapterMix
+from penstock_lab.traffic.arrivals import poisson
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 ENGINES = 4
 ADAPTERS = 200

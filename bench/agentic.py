@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "examples/agents/cluster.yaml"

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 SESSION = ROOT / "examples/agents/coding_session.py"

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from penstock.transfer.storage.block_store import BlockIo, BlockResult
-from penstock.transfer.storage.disk_store import THREADS_PER_FILE, DiskStore
-from penstock.transfer.storage.host_slab import HostSlab
-from penstock.transfer.storage.slab_file import aligned
+from penstock_kv.transfer.storage.block_store import BlockIo, BlockResult
+from penstock_kv.transfer.storage.disk_store import THREADS_PER_FILE, DiskStore
+from penstock_kv.transfer.storage.host_slab import HostSlab
+from penstock_kv.transfer.storage.slab_file import aligned
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20]
 BATCH = 64 << 20

@@ -9,9 +9,9 @@ import sys
 import time
 from typing import get_args
 
-from penstock.blocks.block_key import BlockKey, KeyIdentity, token_keys
-from penstock.blocks.block_manager import BlockManager, OrderName
-from penstock.blocks.block_table import BlockHandle
+from penstock_kv.blocks.block_key import BlockKey, KeyIdentity, token_keys
+from penstock_kv.blocks.block_manager import BlockManager, OrderName
+from penstock_kv.blocks.block_table import BlockHandle
 
 PREFIX, BLOCK_SIZE, ROUNDS, BATCH = 10_000, 16, 5, 64
 COLUMNS = ("match", "release", "allocate", "apply", "register", "release new", "evict", "whole prefix, ms")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import SECOND, Effect, Event
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import Prompt
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.settings import SimSettings
 
 TRACE_BLOCK = 512
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.traffic.formats.mooncake import mooncake_lines
-from penstock.traffic.lengths import Lognormal
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Coding, coding
+from penstock_lab.traffic.formats.mooncake import mooncake_lines
+from penstock_lab.traffic.lengths import Lognormal
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Coding, coding
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "examples/agents/cluster.yaml"

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from penstock.adapters.engine_ports import free_port  # noqa: E402
-from penstock.report.markdown import write_part  # noqa: E402
-from penstock.traffic.prompt_maker import words  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
+from penstock_lab.traffic.prompt_maker import words  # noqa: E402
 from tests.frontend.stand import Stand  # noqa: E402
 from tests.vllm.server import VllmServer  # noqa: E402
 from tests.vllm.test_front_door import PARSERS, TOOL, RenderProcess, answered, front  # noqa: E402

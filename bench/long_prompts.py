@@ -25,10 +25,10 @@ import aiohttp
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from penstock.adapters.engines.sim.sim_tokenizer import WORDS  # noqa: E402
 from penstock.frontend.prompt.chat_template import ChatTemplate  # noqa: E402
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer  # noqa: E402
-from penstock.report.markdown import write_part  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
+from penstock_lab.sim.sim_tokenizer import WORDS  # noqa: E402
 from tests.frontend.stand import Engine, stand  # noqa: E402
 from tests.frontend.test_prompt_tokenizer import CHATML  # noqa: E402
 from tests.frontend.tokenizer_kinds import KINDS  # noqa: E402

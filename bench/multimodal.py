@@ -18,7 +18,7 @@ from statistics import median
 from typing import NamedTuple
 
 from penstock.cli.main import main as penstock
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 MODEL, GPU = "Qwen3-8B", "h100"
 SLO_TTFT, SLO_ITL, SHARE = "2s", "30ms", 0.95

@@ -15,10 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.report.markdown import write_part
-from penstock.traffic.formats.mooncake import mooncake_lines
-from penstock.traffic.lengths import Lognormal
-from penstock.traffic.workloads import Coding, coding
+from penstock_lab.report.markdown import write_part
+from penstock_lab.traffic.formats.mooncake import mooncake_lines
+from penstock_lab.traffic.lengths import Lognormal
+from penstock_lab.traffic.workloads import Coding, coding
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "examples/agents/cluster.yaml"

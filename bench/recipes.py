@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 MODELS = (
     *("Llama-3.1-8B-Instruct", "Llama-3.3-70B-Instruct", "Mistral-Small-24B-Instruct-2501", "gemma-3-27b-it"),

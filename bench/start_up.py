@@ -23,8 +23,8 @@ from pathlib import Path
 
 from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.start_log import VllmStart
-from penstock.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
-from penstock.report.markdown import write_part
+from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
+from penstock_lab.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 500.0
@@ -75,7 +75,7 @@ def measure(venv: Path, work: Path, rounds: int, layers: int, compiles: bool) ->
     plugins.mkdir(parents=True)
     (plugins / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0\n")
     (plugins / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\npenstock = penstock.inside.weights.vllm_weights:register\n"
+        "[vllm.general_plugins]\npenstock = penstock_kv.inside.weights.vllm_weights:register\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{plugins.parent}", **cpu_env()}
     results: dict[str, list[dict[str, float | None]]] = {name: [] for name in WAYS}

@@ -16,23 +16,23 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.engines.dialects.simulated import SIM
-from penstock.adapters.engines.sim.sim_metrics import SimMetrics, render
 from penstock.adapters.engines.stats.step_stats_metrics import ScrapedSteps
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, EngineStarted, KvChanged, SubmitRequest
-from penstock.engine.events import EngineFirstToken as EngineFirst
-from penstock.engine.settings import SimSettings
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.machine import SECOND, Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.simulation import Answer, Simulation
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Prompt, RequestId, StepStats, WorkerCard, WorkerId
-from penstock.report.markdown import write_part
 from penstock.router.events import Arrived, Dispatch, Finished, FirstToken, KvObserved, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime.node.engine_stats import LOOKS
 from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, EngineStarted, KvChanged, SubmitRequest
+from penstock_lab.engine.events import EngineFirstToken as EngineFirst
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.report.markdown import write_part
+from penstock_lab.sim.sim_metrics import SimMetrics, render
 
 WORKERS = 4
 WINDOW = 5.0

@@ -16,19 +16,19 @@ from pathlib import Path
 from statistics import median
 
 from bench.tenants import ENGINES, RATE, SETTLE
-from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import Effect, Event, Nanos, Wake, Woken
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import RequestId
-from penstock.report.markdown import write_part
 from penstock.router.events import Arrived, PeerUpdate, Publish
 from penstock.router.router import Router
 from penstock.router.settings import QueueSettings, RouterSettings
-from penstock.simulate.effect_handlers import ROUTER
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.traffic.arrival_patterns import parse_arrivals
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.report.markdown import write_part
+from penstock_lab.simulate.effect_handlers import ROUTER
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.traffic.arrival_patterns import parse_arrivals
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 SECONDS = 60.0
 SEEDS = 101

@@ -8,11 +8,11 @@ import time
 from collections import deque
 from typing import get_args
 
-from penstock.blocks.block_key import BlockKey
-from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.tier_machine import TierMachine
-from penstock.blocks.tiers.tier_settings import TierSettings, WritePolicy
 from penstock.kernel.machine import Event
+from penstock_kv.blocks.block_key import BlockKey
+from penstock_kv.blocks.tiers import tier_events as events
+from penstock_kv.blocks.tiers.tier_machine import TierMachine
+from penstock_kv.blocks.tiers.tier_settings import TierSettings, WritePolicy
 
 BLOCKS, JOBS = 2_000, 150
 ORDERS = ("lru", "priority")

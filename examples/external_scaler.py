@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 
-from penstock.runtime.planning.virtual_keys_access import VirtualDecision, connect
+from penstock_dynamo.virtual.virtual_keys_access import VirtualDecision, connect
 
 
 async def scale(decision: VirtualDecision) -> None:

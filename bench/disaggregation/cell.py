@@ -10,17 +10,17 @@ from typing import Any
 from plan import BLOCK, GPU, MAX_LEN, Layout, Model, Work
 from workloads import requests_of
 
-from penstock.engine.kv_capacity import kv_blocks_of
-from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.request_record import RequestRecord, weighted_percentile
 from penstock.kernel.statistics import percentile
 from penstock.kernel.values import Slo
 from penstock.router.settings import HandoffSettings, RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.kv_capacity import kv_blocks_of
+from penstock_lab.engine.settings import SimSettings, TimingSettings, TransferSettings
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.model_shape import shape_of
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from workloads import requests_of
 
 from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.values import Slo
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 WORK = Work("long prompts", SMALL, (8.0,), (0.5, 3.0), (0.009, 0.030))
 """Of four workers: as much for each as the third load of the sweep."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.trace_slices import spread_ties
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.trace_slices import spread_ties
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = {

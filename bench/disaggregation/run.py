@@ -26,7 +26,7 @@ import table
 from plan import AGGREGATED, HELD, LAYOUTS, MIXES, SEEDS, SPLITS, WORKS, Work
 from sweep import Climb, Row
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from plan import MAX_LEN, Work
 
-from penstock.traffic import trace_slices
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.formats.trace_format import reader
-from penstock.traffic.lengths import Lognormal
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Plain, agent, plain
+from penstock_lab.traffic import trace_slices
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.formats.trace_format import reader
+from penstock_lab.traffic.lengths import Lognormal
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Plain, agent, plain
 
 OWN: dict[str, Callable[[float, random.Random], Iterator[TrafficRequest]]] = {
     "long prompts": lambda rate, rng: plain(rate, rng, shape=LONG_PROMPTS, kind="long prompts"),

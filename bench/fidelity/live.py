@@ -19,8 +19,8 @@ from errors import Compared, Served, between, compare
 from replay import Arrival, replay
 from sweep import BUDGET, MAX_SEQS, alike, cases, fit, write_profile
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.settings import SimSettings, TimingSettings
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.settings import SimSettings, TimingSettings
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, LAYERS, MAX_LEN = 4096, 4, 2048

@@ -15,11 +15,11 @@ from typing import Any
 from errors import Compared, Served, compare
 from replay import Arrival, replay
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.kv_capacity import with_blocks
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.known_models import model_named
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.kv_capacity import with_blocks
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.known_models import model_named
 
 FOLDER = "vllm_real"
 META = "__meta.json"

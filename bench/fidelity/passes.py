@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from measured import Request, Run
 
-from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
+from penstock_lab.engine.timing.timing_model import TimingModel
 
 SAME = 0.001
 """Seconds within which tokens belong to one pass; no pass of this run is shorter than ten times that."""

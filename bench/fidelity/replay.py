@@ -6,11 +6,11 @@ from typing import Any
 
 from errors import Served
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.settings import SimSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def replay(arrivals: Sequence[Arrival], settings: SimSettings, table: Mapping[st
     """Return what becomes of the requests, in their order.
 
     Args:
-        table: what `penstock.config.files.timing_files.load_timing` says of the settings' timing.
+        table: what `penstock_lab.config.timing_files.load_timing` says of the settings' timing.
     Raises:
         RuntimeError: the engine refused one of them, so that the rest is another run than the real one.
     """

@@ -24,10 +24,10 @@ import table
 from passes import recover
 from tail import steps_at_the_end
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.kv_capacity import with_blocks
-from penstock.engine.timing.timing_model import timing_of
-from penstock.report.markdown import write_part
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.kv_capacity import with_blocks
+from penstock_lab.engine.timing.timing_model import timing_of
+from penstock_lab.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77

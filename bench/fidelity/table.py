@@ -10,7 +10,7 @@ from measured import Run
 from passes import Recovered, Stretch
 from tail import Steps
 
-from penstock.engine.timing.timing_model import TimingModel
+from penstock_lab.engine.timing.timing_model import TimingModel
 
 TPOT_MEAN, TTFT_MEAN, PERCENTILE = 0.01, 0.04, 0.10
 """Goals on the measured GPU run, as shares: the best published simulator's means, and every percentile."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from measured import Request, Second
 
-from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
+from penstock_lab.engine.timing.timing_model import TimingModel
 
 SLICES = 100
 """Parts of a second within which the batch is taken as one."""

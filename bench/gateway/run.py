@@ -24,7 +24,7 @@ from cells import CELLS, HOLD
 from servers import GATEWAYS, Missing, Setting, engines, running
 from table import tables
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ENGINES = 4

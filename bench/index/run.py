@@ -19,7 +19,7 @@ from typing import Any
 
 from table import table
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 1800

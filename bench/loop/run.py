@@ -20,7 +20,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 LOADS: dict[str, list[str]] = {
     "chat, 4 requests/s": ["--workload", "chat", "--rate", "4", "--requests", "60"],

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.traffic import trace_slices
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.hit_rate_bound import infinite_cache_bound
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic import trace_slices
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.hit_rate_bound import infinite_cache_bound
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 MODES = ("kv", "round_robin", "least_loaded", "random")
 

@@ -34,7 +34,7 @@ from plan import (
 )
 from table import tables
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 SKIPPED = 77

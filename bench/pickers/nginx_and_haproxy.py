@@ -11,8 +11,8 @@ from typing import Literal
 from servers import Gateway, Missing, Setting, Start, family, free_port, wait_for
 
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.config.settings.picker_settings import PickerSettings
-from penstock.picker.gateway_configs import GatewayOptions, rendered, workers_file
+from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
+from penstock_kubernetes.picker_settings import PickerSettings
 
 Kind = Literal["nginx", "haproxy"]
 WORDS = {

@@ -24,7 +24,7 @@ from nginx_and_haproxy import CARRIERS, program  # noqa: E402
 from servers import Gateway, Setting, Start, family, free_port, wait_for  # noqa: E402
 from table import block, heading, p50  # noqa: E402
 
-from penstock.picker.envoy_config import EnvoyPlan, envoy_config  # noqa: E402
+from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config  # noqa: E402
 
 SHOWN = ("unary w100 new c1", "unary w100 new c16", "stream w100 new c16", "unary w2000 new c16", "paced w100 c64")
 

@@ -29,7 +29,7 @@ from plan import Cell, Place  # noqa: E402
 from table import page  # noqa: E402
 
 from penstock.kernel.numeric_threads import ONE_THREAD  # noqa: E402
-from penstock.report.markdown import write_part  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
 
 PATIENCE = 400.0
 """Seconds for one run; then it counts as failed."""

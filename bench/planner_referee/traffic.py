@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.planner_study.traffic import ALL, STEP
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.lengths import Lognormal
-from penstock.traffic.rate_profiles import PiecewiseProfile, follow
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Plain, plain
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.lengths import Lognormal
+from penstock_lab.traffic.rate_profiles import PiecewiseProfile, follow
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Plain, plain
 
 FASTER = 3.0
 """How many times the study's rates: an H200 serves so many more of these shorter requests than its A100 does."""

@@ -21,7 +21,7 @@ from bench.planner_study.traffic import rate_over_time
 from penstock.kernel.values import Role
 from penstock.planner.observation import Observation
 from penstock.planner.sizing.fleet_sizing import Sizing
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 SLOT = 15.0
 """Seconds of one step of a schedule."""

@@ -12,7 +12,7 @@ from penstock.kernel.values import Role, Slo
 from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, SloPolicySettings
-from penstock.simulate.scale_policy import ScalePolicy
+from penstock_lab.simulate.scale_policy import ScalePolicy
 
 Made = Mapping[str, Any]
 """Arguments of `bench.planner_study.scenario.run`: ``planner`` or ``policy``."""

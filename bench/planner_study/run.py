@@ -26,7 +26,7 @@ from bench.planner_study.cells import CLAIRVOYANT, STATIC, StudyRow, as_rows, ce
 from bench.planner_study.contenders import BY_NAME  # noqa: E402
 from bench.planner_study.tables import sections_of, study_page, write  # noqa: E402
 from penstock.page.page_file import write_page  # noqa: E402
-from penstock.report.markdown import write_part  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:

@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 
 from bench.planner_study.traffic import LENGTHS
-from penstock.engine.self_benchmark import perf_metrics
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.latency_bins import Bins
 from penstock.kernel.machine import Effect, Event, Machine, Nanos, Snapshot
 from penstock.kernel.request_record import RequestRecord
@@ -25,11 +23,13 @@ from penstock.planner.sizing.fleet_sizing import Bounds, ShareTable, Sizing, Unc
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.planner.tick_record import TickRecord
 from penstock.router.settings import RouterSettings
-from penstock.simulate.scale_policy import ScalePolicy
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import plain
+from penstock_lab.engine.self_benchmark import perf_metrics
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.simulate.scale_policy import ScalePolicy
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import plain
 
 MODEL = "llama-3.1-8b"
 CONFIG = {

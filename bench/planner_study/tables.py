@@ -12,7 +12,7 @@ from bench.planner_study.contenders import BY_NAME, CONTENDERS
 from bench.planner_study.scenario import GPUS_MAX, ITL, TTFT, StudyResult
 from bench.planner_study.traffic import ALL
 from penstock.page.page_schema import Axis, Chart, Colour, Page, PageNote, Section, Series, table_section
-from penstock.report.markdown import as_markdown
+from penstock_lab.report.markdown import as_markdown
 
 GOAL = 0.99
 COLOURS: tuple[Colour, ...] = ("s0", "s1", "s2", "s3", "s4", "s5", "good", "bad")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic import trace_slices
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.formats.trace_format import reader
-from penstock.traffic.lengths import Lognormal
-from penstock.traffic.rate_profiles import PiecewiseProfile, follow
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Plain, plain
+from penstock_lab.traffic import trace_slices
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.formats.trace_format import reader
+from penstock_lab.traffic.lengths import Lognormal
+from penstock_lab.traffic.rate_profiles import PiecewiseProfile, follow
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Plain, plain
 
 STEP = 5.0
 """Seconds for which a rate stays level, where a curve is drawn from it."""

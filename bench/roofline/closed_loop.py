@@ -14,15 +14,15 @@ import numpy as np
 from points import Point
 from roofline_fit import MEASURED_UTILISATION, MeasuredPoint
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.kv_capacity import kv_blocks_of
-from penstock.engine.settings import Calibration, SimSettings
-from penstock.engine.timing.roofline import Roofline, RooflineTiming
-from penstock.engine.timing.timing_model import TimingModel
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import Prompt
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.kv_capacity import kv_blocks_of
+from penstock_lab.engine.settings import Calibration, SimSettings
+from penstock_lab.engine.timing.roofline import Roofline, RooflineTiming
+from penstock_lab.engine.timing.timing_model import TimingModel
 
 ROUNDS = 8
 """Requests of each client; the field's runs have ten."""

@@ -13,12 +13,12 @@ from functools import cache
 
 from roofline_fit import MeasuredPoint
 
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.known_models import known_model
-from penstock.engine.timing.model_shape import ModelShape, shape_of
-from penstock.engine.timing.roofline import REQUEST_OVERHEAD
-from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.values import RequestShape
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.known_models import known_model
+from penstock_lab.engine.timing.model_shape import ModelShape, shape_of
+from penstock_lab.engine.timing.roofline import REQUEST_OVERHEAD
+from penstock_lab.engine.timing.weight_types import Dtype
 
 GPUS_MAX = 8
 WEIGHTS: dict[str, Dtype] = {"nvfp4": "fp4", "fp8": "fp8", "fp8_block": "fp8"}

@@ -23,13 +23,13 @@ from points import Point, points_of, shape_named, weights_of
 from run import ABSENT, Fitted, fitted, parse
 from table import as_setting, beside_of
 
-from penstock.config.files.aiconfigurator_timing import predicted_profile
-from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.operators import OperatorTiming
-from penstock.engine.timing.roofline import Roofline, work_of
 from penstock.kernel.errors import ConfigError
-from penstock.report.markdown import write_part
+from penstock_lab.config.aiconfigurator_timing import predicted_profile
+from penstock_lab.engine.settings import Calibration, TimingSettings
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.operators import OperatorTiming
+from penstock_lab.engine.timing.roofline import Roofline, work_of
+from penstock_lab.report.markdown import write_part
 
 SLOS_MS = (10.0, 20.0, 30.0, 50.0, 100.0)
 """TPOT that a deployment must keep."""

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.engine.kv_capacity import SEQS, kv_blocks_of
-from penstock.engine.settings import Calibration
-from penstock.engine.timing.decode_steps import Array
-from penstock.engine.timing.gpus import Gpu
-from penstock.engine.timing.model_shape import ModelShape
-from penstock.engine.timing.roofline import Roofline, work_of
-from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
+from penstock_lab.engine.kv_capacity import SEQS, kv_blocks_of
+from penstock_lab.engine.settings import Calibration
+from penstock_lab.engine.timing.decode_steps import Array
+from penstock_lab.engine.timing.gpus import Gpu
+from penstock_lab.engine.timing.model_shape import ModelShape
+from penstock_lab.engine.timing.roofline import Roofline, work_of
+from penstock_lab.engine.timing.weight_types import Dtype
 
 START = Calibration(
     bandwidth_efficiency=0.85,

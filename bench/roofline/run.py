@@ -20,8 +20,8 @@ from points import Point, points_of
 from roofline_fit import START, PredictedPoint, fit, predicted
 from table import Row, as_setting, beside_of, constants, errors
 
-from penstock.engine.settings import Calibration
-from penstock.report.markdown import write_part
+from penstock_lab.engine.settings import Calibration
+from penstock_lab.report.markdown import write_part
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = 77

@@ -8,7 +8,7 @@ from closed_loop import Looped
 from points import Point
 from roofline_fit import NAMES
 
-from penstock.engine.settings import Calibration
+from penstock_lab.engine.settings import Calibration
 
 
 class Row:

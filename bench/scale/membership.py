@@ -36,12 +36,10 @@ import rolling_restart  # noqa: E402
 from penstock.adapters.seams import Store, StoreUnavailable  # noqa: E402
 from penstock.adapters.stores.etcd_client import EtcdClient  # noqa: E402
 from penstock.adapters.stores.etcd_store import EtcdStore  # noqa: E402
-from penstock.adapters.stores.kubernetes_leases import KubernetesLeases  # noqa: E402
 from penstock.adapters.stores.sqlite_store import SqliteStore  # noqa: E402
 from penstock.adapters.task_cancel import cancel_all  # noqa: E402
 from penstock.config.settings.discovery_settings import KubernetesSettings  # noqa: E402
 from penstock.kernel.values import WorkerCard, WorkerId  # noqa: E402
-from penstock.report.markdown import write_part  # noqa: E402
 from penstock.router.events import OperatorNote, Publish, ReplayWanted  # noqa: E402
 from penstock.router.router import Router  # noqa: E402
 from penstock.router.settings import RouterSettings  # noqa: E402
@@ -49,6 +47,8 @@ from penstock.runtime.cluster_state.membership import Membership, MembershipEntr
 from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in  # noqa: E402
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS  # noqa: E402
 from penstock.runtime.live_driver import LiveDriver  # noqa: E402
+from penstock_kubernetes.store.kubernetes_leases import KubernetesLeases  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
 from tests.servers import Etcd  # noqa: E402
 
 STORES = ("sqlite", "etcd", "kubernetes")
@@ -131,8 +131,8 @@ def opened(kind: str, where: str) -> Store:
         return SqliteStore(Path(where))
     if kind == "etcd":
         return EtcdStore(EtcdClient([where]), settle=TTL / 2)
-    from penstock.adapters.kubernetes.kubernetes_login import open_client
-    from penstock.adapters.stores.kubernetes_store import KubernetesStore
+    from penstock_kubernetes.api.kubernetes_login import open_client
+    from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 
     os.environ["KUBECONFIG"] = where
     return KubernetesStore(open_client(KubernetesSettings()), "bench")

@@ -26,7 +26,7 @@ from load import cpu_seconds  # noqa: E402
 from run import machine, script  # noqa: E402
 from servers import GATEWAYS, Missing, engines, running  # noqa: E402
 
-from penstock.report.markdown import write_part  # noqa: E402
+from penstock_lab.report.markdown import write_part  # noqa: E402
 
 CELLS: dict[str, dict[str, Any]] = {
     "unary": {"stream": False, "words": 100, "concurrency": 16, "warm": 2.0},

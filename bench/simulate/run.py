@@ -22,7 +22,7 @@ from pathlib import Path
 
 from table import Cells, Figures, against_peer, by_length, by_size
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

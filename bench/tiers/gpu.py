@@ -66,13 +66,17 @@ def connector(way: str, folder: Path) -> Iterator[dict[str, Any]]:
     process.start(host=HOST)
     try:
         if way == "tier":
-            tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
+            tier = {
+                "type": "PenstockTier",
+                "module_path": "penstock_kv.inside.vllm_tier",
+                "socket": str(process.socket),
+            }
             yield native(tier, host=STAGING)
         else:
             yield {
                 "kv_connector": "PenstockConnector",
                 "kv_role": "kv_both",
-                "kv_connector_module_path": "penstock.inside.vllm_connector",
+                "kv_connector_module_path": "penstock_kv.inside.vllm_connector",
                 "kv_connector_extra_config": {"socket": str(process.socket), "staging_bytes": 2 * STAGING},
             }
     finally:

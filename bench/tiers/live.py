@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))  # servers are started as the tests do it
 
 
 from penstock.adapters.engine_ports import free_port
-from penstock.report.markdown import write_part
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
-from penstock.traffic.formats.mooncake import mooncake_lines
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_kv.tiers.tier_admin_client import TierAdminClient
+from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
+from penstock_lab.report.markdown import write_part
+from penstock_lab.traffic.formats.mooncake import mooncake_lines
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.engine_venv import made
 from tests.live.cluster import stream
 from tests.vllm.server import BLOCK, MODEL, VllmServer
@@ -139,7 +139,7 @@ def connector(socket: Path) -> dict[str, object]:
     return {
         "kv_connector": "PenstockConnector",
         "kv_role": "kv_both",
-        "kv_connector_module_path": "penstock.inside.vllm_connector",
+        "kv_connector_module_path": "penstock_kv.inside.vllm_connector",
         # The tiny model computes faster than memory is copied, and the tier process would rightly load nothing.
         "kv_connector_extra_config": {"socket": str(socket), "staging_bytes": STAGING, "report_speed": False},
     }

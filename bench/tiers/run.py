@@ -23,15 +23,15 @@ from typing import Literal, NamedTuple
 from table import Cell, break_even, cells
 
 import penstock
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.kv_capacity import with_blocks
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.report.markdown import write_part
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.simulate.tiers.tier_plan import TierPlan
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.kv_capacity import with_blocks
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.report.markdown import write_part
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "mooncake_conversation_first6000.jsonl"

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.kv_capacity import kv_bytes_per_token
-from penstock.engine.settings import SimSettings, TierLinks, TimingSettings
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.machine import SECOND
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.kv_capacity import kv_bytes_per_token
+from penstock_lab.engine.settings import SimSettings, TierLinks, TimingSettings
+from penstock_lab.engine.timing.timing_model import timing_of
 
 ENGINES = {
     "Llama-3.2-1B": 1,

@@ -13,8 +13,8 @@ import numpy as np
 from memory import Ways
 from sizes import TOTAL
 
-from penstock.transfer.storage.block_store import BlockIo
-from penstock.transfer.storage.disk_store import DiskStore
+from penstock_kv.transfer.storage.block_store import BlockIo
+from penstock_kv.transfer.storage.disk_store import DiskStore
 
 THREADS = 8
 """Direct calls at once: from here on more were no faster."""

@@ -8,8 +8,8 @@ from typing import Any
 from memory import Ways, library, page_memory
 from sizes import TOTAL
 
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
-from penstock.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.transfer_agent import TransferAgent
 
 
 def one_copy(torch: Any, target: Any, source: Any) -> Callable[[int], Awaitable[float]]:

@@ -10,12 +10,12 @@ import numpy as np
 from child import Child
 from sizes import TOTAL
 
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.descriptors import Descriptor
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_status import TransferState
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.descriptors import Descriptor
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_status import TransferState
 
 Ways = dict[str, dict[str, Callable[[int], Awaitable[float]]]]
 """Per direction, ways by name; the first is the raw limit."""

@@ -13,9 +13,9 @@ from owner import Slab, receive
 from sizes import PEER_BLOCK, SECRET, TOTAL
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_slabs import PeerSlabs
-from penstock.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.backends.tcp_backend import TcpBackend
+from penstock_kv.transfer.peer_slabs import PeerSlabs
+from penstock_kv.transfer.transfer_agent import TransferAgent
 
 __all__ = ["PEER_BLOCK", "peer", "tcp"]
 

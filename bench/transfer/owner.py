@@ -12,11 +12,11 @@ from sizes import PEER_BLOCK, SECRET, TOTAL
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_slabs import BlockPlace, PeerSlabs
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.backends.tcp_backend import TcpBackend
+from penstock_kv.transfer.peer_slabs import BlockPlace, PeerSlabs
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
 
 
 def main(kind: str) -> None:

@@ -31,7 +31,7 @@ from child import Child, cpu_seconds
 from sizes import BLOCKS, TOTAL
 from table import table
 
-from penstock.report.markdown import write_part
+from penstock_lab.report.markdown import write_part
 
 Way = Callable[[int], Awaitable[float]]
 """Moves `TOTAL` bytes in blocks of a size; returns seconds."""

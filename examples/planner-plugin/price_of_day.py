@@ -115,7 +115,7 @@ def at_hour(hours: Hours, hour: float) -> float | None:
 
 async def serve(args: argparse.Namespace) -> None:
     # Imported here: in the planner's process nothing of gRPC is needed.
-    from penstock.adapters.plugins.plugin_server import PluginServer
+    from penstock_extras.plugins.plugin_server import PluginServer
 
     if args.kind == "cap":
         plugin: Cap | Daily = Cap(

@@ -8,8 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.engine.engine import Engine
-    from penstock.engine.settings import SimSettings
     from penstock.kernel.errors import PenstockError
     from penstock.kernel.request_record import RequestRecord
     from penstock.planner.observation import Observation
@@ -17,10 +15,12 @@ if TYPE_CHECKING:
     from penstock.planner.settings import PlannerSettings
     from penstock.router.router import Router
     from penstock.router.settings import RouterSettings
-    from penstock.simulate.simulated_cluster import SimulatedCluster
-    from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-    from penstock.traffic.traffic_request import TrafficRequest
-    from penstock.traffic.workloads import workload
+    from penstock_lab.engine.engine import Engine
+    from penstock_lab.engine.settings import SimSettings
+    from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+    from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+    from penstock_lab.traffic.traffic_request import TrafficRequest
+    from penstock_lab.traffic.workloads import workload
 
 __version__ = "0.1.0"
 

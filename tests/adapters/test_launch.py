@@ -8,9 +8,9 @@ import pytest
 from penstock.adapters.engines.launch import Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.settings.cluster_settings import PoolSettings
-from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.pass_report import STATS_ENV
+from penstock_lab.engine.settings import SimSettings
 
 
 def flag(launch: Launch, name: str) -> str:
@@ -180,7 +180,7 @@ def test_gpus_are_made_visible_and_shared_by_one_engine() -> None:
 def test_a_simulated_engine_says_itself_where_it_listens() -> None:
     launch = launch_of("main-0", "sim", PoolSettings(sim=SimSettings(kv_blocks=77)), port=0)
     assert launch.url is None
-    assert launch.argv[1:3] == ("-m", "penstock.adapters.engines.sim.sim_process")
+    assert launch.argv[1:3] == ("-m", "penstock_lab.sim.sim_process")
     assert json.loads(flag(launch, "--settings"))["kv_blocks"] == 77
     assert launch.card["max_num_seqs"] == SimSettings().max_num_seqs
 

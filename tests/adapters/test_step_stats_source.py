@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from penstock.adapters.engines.dialects.vllm import VLLM
-from penstock.adapters.engines.sim.sim_server import start
 from penstock.adapters.engines.stats.step_stats_metrics import ScrapedSteps, between
 from penstock.adapters.engines.stats.step_stats_plugin import PassSubscriber
 from penstock.adapters.engines.stats.step_stats_source import SimSteps, steps_of
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.inside.stats_publisher import StatsPublisher
 from penstock.kernel.pass_report import PassReport
 from penstock.kernel.values import StepStats, WorkerCard, WorkerId
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.sim.sim_server import start
 from tests.adapters.answering import answering
 
 PATIENCE = 30.0

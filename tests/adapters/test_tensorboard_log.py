@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.telemetry.tensorboard_log import TensorBoardLog, crc32c, masked, scalars_of
 from penstock.kernel.errors import ConfigError
+from penstock_extras.telemetry.tensorboard_log import TensorBoardLog, crc32c, masked, scalars_of
 from tests.report.planner_runs import tick, wave
 
 

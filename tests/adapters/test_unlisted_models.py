@@ -16,8 +16,8 @@ from penstock.adapters.engines.pool_overrides import UNLISTED
 from penstock.cli.shared.attached_servers import ModelUnknown, attached_models
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.report.bench.bench_plan import BenchOptions
-from penstock.report.bench.bench_run import model_and_block_size
+from penstock_lab.report.bench.bench_plan import BenchOptions
+from penstock_lab.report.bench.bench_run import model_and_block_size
 from tests.adapters.answering import answering
 
 STATUS, NO_JSON, EMPTY = "answers with status {}", "answers without JSON", "lists no model"

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from penstock.adapters.engines.launch import EngineAddition, launch_of
-from penstock.adapters.engines.vllm_kv_tiers import (
+from penstock.config.settings.cluster_settings import PoolSettings
+from penstock_kv.cache_settings import CacheSettings
+from penstock_kv.vllm_kv_tiers import (
     STAGING_MAX,
     STAGING_MIN,
     host_memories,
     kv_transfer_config,
 )
-from penstock.config.settings.cache_settings import CacheSettings
-from penstock.config.settings.cluster_settings import PoolSettings
 
 
 def memory_of_the_engine(cache: CacheSettings) -> int:

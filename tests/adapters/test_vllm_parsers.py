@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.engines.launch import launch_of
-from penstock.adapters.engines.pod_launch import pod_launch
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.adapters.engines.vllm_parsers import EngineParsers, check_parsers, installed_parsers
 from penstock.config.settings.cluster_settings import EngineKind, PoolSettings
 from penstock.kernel.errors import ConfigError
+from penstock_kubernetes.pod_launch import pod_launch
 
 
 def argv_of(engine: EngineKind, **pool: object) -> str:

@@ -7,10 +7,10 @@ from hashlib import blake2b
 import msgspec
 import pytest
 
-from penstock.blocks.block_key import OF_TOKENS, VERSION, BlockKey
-from penstock.blocks.block_manager import BlockManager, Duplicate, OrderName
-from penstock.blocks.block_table import TRANSITIONS, BlockHandle, BlockState, WeakHandle
 from penstock.kernel.errors import InvariantError
+from penstock_kv.blocks.block_key import OF_TOKENS, VERSION, BlockKey
+from penstock_kv.blocks.block_manager import BlockManager, Duplicate, OrderName
+from penstock_kv.blocks.block_table import TRANSITIONS, BlockHandle, BlockState, WeakHandle
 
 BLOCKS, BLOCK_SIZE = 24, 4
 ALLOWED = {(row.before, row.trigger): row.after for row in TRANSITIONS}

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.blocks.block_key import (
+from penstock.kernel.errors import ConfigError
+from penstock_kv.blocks.block_key import (
     OF_ENGINE_HASH,
     OF_TOKENS,
     KeyIdentity,
     engine_keys,
     token_keys,
 )
-from penstock.kernel.errors import ConfigError
 
 IDENTITY = KeyIdentity(model="m", dtype="bf16", layout="NHD", block_size=4)
 TOKENS = list(range(12))

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.blocks.block_manager import BlockManager, OrderName
-from penstock.blocks.block_table import TRANSITIONS, BlockHandle, WeakHandle
 from penstock.kernel.errors import ConfigError, InvariantError
+from penstock_kv.blocks.block_manager import BlockManager, OrderName
+from penstock_kv.blocks.block_table import TRANSITIONS, BlockHandle, WeakHandle
 from tests.blocks.naive_blocks import CHAINS, Twins, random_step
 from tests.depth import deep
 

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.blocks.block_manager import OrderName
-from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.tier_settings import COPY_DEADLINE, LOAD_DEADLINE, PEER_DEADLINE, REST, TierSettings
-from penstock.blocks.tiers.tier_state import Edge
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import MILLISECOND, SECOND
+from penstock_kv.blocks.block_manager import OrderName
+from penstock_kv.blocks.tiers import tier_events as events
+from penstock_kv.blocks.tiers.tier_settings import COPY_DEADLINE, LOAD_DEADLINE, PEER_DEADLINE, REST, TierSettings
+from penstock_kv.blocks.tiers.tier_state import Edge
 from tests.blocks.tier_world import CHAINS, PEERS, World, random_step
 from tests.depth import deep
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.blocks.block_key import BlockKey
-from penstock.blocks.tiers import tier_events as events
-from penstock.blocks.tiers.tier_machine import TierMachine
-from penstock.blocks.tiers.tier_settings import TierSettings
 from penstock.kernel.machine import MILLISECOND, Effect, Event, Nanos, Wake, Woken
+from penstock_kv.blocks.block_key import BlockKey
+from penstock_kv.blocks.tiers import tier_events as events
+from penstock_kv.blocks.tiers.tier_machine import TierMachine
+from penstock_kv.blocks.tiers.tier_settings import TierSettings
 from tests.blocks.naive_blocks import key_of
 
 CHAINS = [

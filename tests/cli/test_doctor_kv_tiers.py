@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.doctor_checks.kv_tier_checks import check_tiers
+from penstock_kv.cli.kv_tier_checks import check_tiers
 
 
 def metrics(**values: float) -> str:

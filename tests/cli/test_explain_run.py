@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli import explain, simulate
+from penstock.cli import explain
 from penstock.kernel.errors import ConfigError
+from penstock_lab.cli import simulate
 
 SHORT = (
     "--workload",

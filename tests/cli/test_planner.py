@@ -16,16 +16,16 @@ from penstock.config.reading.units import parse_number
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.planner.tick_record import TickRecord
-from penstock.report.journal_replay import replay
-from penstock.report.planner.planner_dry_run import dry_run
-from penstock.report.planner.planner_report_page import read_ticks
-from penstock.report.simulation.simulation_options import SimulateOptions
-from penstock.report.simulation.simulation_run import traffic_of
-from penstock.runtime.planning.described_speeds import inputs_of
 from penstock.runtime.planning.planner_assembly import build_connector, build_source, pools_of
 from penstock.runtime.planning.planner_report import PlannerDecisions, PlannerReport
-from penstock.runtime.planning.virtual_keys_access import only_model
 from penstock.runtime.supervision.planner_child import policy_of
+from penstock_dynamo.virtual.virtual_keys_access import only_model
+from penstock_lab.config.described_speeds import inputs_of
+from penstock_lab.report.journal_replay import replay
+from penstock_lab.report.planner.planner_dry_run import dry_run
+from penstock_lab.report.planner.planner_report_page import read_ticks
+from penstock_lab.report.simulation.simulation_options import SimulateOptions
+from penstock_lab.report.simulation.simulation_run import traffic_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = {"ready": 2, "starting": 1, "draining": 0, "failed": 0, "given_up": 1}

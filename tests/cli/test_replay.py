@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli import replay, simulate
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import Frames, frame
+from penstock_lab.cli import replay, simulate
 
 
 @pytest.fixture(scope="module")

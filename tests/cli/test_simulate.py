@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.simulate import command
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.request_record import decode_records
-from penstock.report.journal_replay import replay
-from penstock.report.simulation.simulation_outcome import times_of
-from penstock.report.simulation.variant_processes import in_processes
+from penstock_lab.cli.simulate import command
+from penstock_lab.report.journal_replay import replay
+from penstock_lab.report.simulation.simulation_outcome import times_of
+from penstock_lab.report.simulation.variant_processes import in_processes
 from tests.page.documents import charts, document_of, words
 from tests.servers import children_of
 

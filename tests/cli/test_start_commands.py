@@ -231,7 +231,7 @@ def test_help_all_lists_every_setting(penstock):
 
 
 def test_bench_hands_its_options_on(penstock, monkeypatch):
-    bench = pytest.importorskip("penstock.report.bench.bench_run")
+    bench = pytest.importorskip("penstock_lab.report.bench.bench_run")
     got = []
     monkeypatch.setattr(bench, "main", lambda options, tls: got.append(options) or 1)
     arguments = ["http://127.0.0.1:9", "--workload", "rag", "--rate", "600/min", "--duration", "2m", "--json"]
@@ -242,7 +242,7 @@ def test_bench_hands_its_options_on(penstock, monkeypatch):
 
 
 def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
-    bench = pytest.importorskip("penstock.report.bench.bench_run")
+    bench = pytest.importorskip("penstock_lab.report.bench.bench_run")
     got = []
     monkeypatch.setattr(bench, "main", lambda options, tls: got.append(options) or 0)
     assert penstock("bench", "--workload", "chat").exit_code == 0
@@ -252,7 +252,7 @@ def test_bench_defaults_are_those_of_its_options(penstock, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "module"),
     [
-        (["engine", "sim"], "penstock.adapters.engines.sim.sim_process"),
+        (["engine", "sim"], "penstock_lab.sim.sim_process"),
         (["frontend"], "penstock.frontend.frontend_process"),
     ],
 )

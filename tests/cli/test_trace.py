@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.cli import trace as cli_trace
-from penstock.traffic.formats.trace_format import Format, Written, reader
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.cli import trace as cli_trace
+from penstock_lab.traffic.formats.trace_format import Format, Written, reader
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2024-05-10 00:00:{second:02}.500000+00:00,{100 + second},{second % 3}\n" for second in range(60)

@@ -16,13 +16,13 @@ from penstock.config.derived.json_schema import json_schema
 from penstock.config.derived.knobs import ANY_KEY, RESERVED, derive, entry_type, env_name, fields_by_name
 from penstock.config.derived.yaml_writer import init_yaml, value_text
 from penstock.config.reading.load import load
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.engine.settings import TierLinks
 from penstock.extension import Extension
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import Field, Knob, Settings, fields_of, is_group
 from penstock.testing.installed_extensions import extension_installed
+from penstock_kv.cache_settings import CacheSettings
+from penstock_lab.engine.settings import TierLinks
 
 KNOBS = derive(ClusterSettings)
 KNOBS_MAX = 250 + len(fields_of(CacheSettings)) + len(fields_of(TierLinks)) + 14 + 54 + 13 + 3 + 5 + 2 + 1 + 2

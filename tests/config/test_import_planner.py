@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from penstock.cli.main import cli
 from penstock.config.derived.knobs import derive
-from penstock.config.importing.dynamo_options import Imported, import_options
-from penstock.config.importing.planner_options import RULES
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
+from penstock_dynamo.importing.dynamo_options import Imported, import_options
+from penstock_dynamo.importing.planner_options import RULES
 
 PLUGIN = {
     "plugin_id": "cap",

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config.files.aiconfigurator_timing import Predictions, predicted_profile, profile_of
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.settings import SimSettings, TimingSettings, checked
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
+from penstock_lab.config.aiconfigurator_timing import Predictions, predicted_profile, profile_of
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.settings import SimSettings, TimingSettings, checked
+from penstock_lab.engine.timing.timing_model import timing_of
 
 SETTINGS = TimingSettings(kind="aiconfigurator", model="Qwen/Qwen3-32B", gpu="h200", tensor_parallel_size=2)
 installed = pytest.mark.skipif(

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from penstock.config.checks import file_problems
-from penstock.config.files.timing_files import load_timing, timing_files
 from penstock.config.reading.load import load
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.settings import SimSettings, TimingSettings, checked
-from penstock.engine.timing.model_shape import ModelShape, shape_of
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import Woken
 from penstock.kernel.values import Prompt
+from penstock_lab.config.timing_files import load_timing, timing_files
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.settings import SimSettings, TimingSettings, checked
+from penstock_lab.engine.timing.model_shape import ModelShape, shape_of
+from penstock_lab.engine.timing.timing_model import timing_of
 from tests.engine.models import LLAMA_8B, TINY_DENSE, profile, profile_with_experts
 
 

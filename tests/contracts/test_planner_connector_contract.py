@@ -13,11 +13,7 @@ from lightkube import AsyncClient, KubeConfig
 from lightkube.resources.apps_v1 import Deployment
 
 from penstock.adapters.connectors import webhook
-from penstock.adapters.connectors.kubernetes.api_access import ApiAccess
-from penstock.adapters.connectors.kubernetes.kubernetes_connector import KubernetesConnector
-from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
 from penstock.adapters.connectors.scale_connector import ScaleConnector
-from penstock.adapters.connectors.virtual_connector import VirtualConnector
 from penstock.adapters.connectors.webhook import WebhookConnector
 from penstock.adapters.stores.etcd_client import EtcdClient
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
@@ -35,7 +31,11 @@ from penstock.runtime.cluster_state.desired_state import (
 )
 from penstock.runtime.planning.admin_api_connector import AdminApiConnector
 from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
-from penstock.runtime.planning.virtual_keys_access import VirtualClient, connect, keys_of
+from penstock_dynamo.virtual.virtual_connector import VirtualConnector
+from penstock_dynamo.virtual.virtual_keys_access import VirtualClient, connect, keys_of
+from penstock_kubernetes.connector.api_access import ApiAccess
+from penstock_kubernetes.connector.kubernetes_connector import KubernetesConnector
+from penstock_kubernetes.connector.scaled_object import ScaledObject
 from tests.doubles.kubernetes.api.api_server import ApiServer
 from tests.servers import Etcd
 

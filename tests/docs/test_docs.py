@@ -15,9 +15,9 @@ from penstock.config.derived.knobs import ANY_KEY, PREFIX, RESERVED, derive, env
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.parser_names import FAMILIES, REASONING_PARSERS, TOOL_PARSERS
-from penstock.inside.weights.weight_protocol import WEIGHTS_ENV
 from penstock.kernel.errors import ConfigError
-from penstock.report.markdown import ROWS_MAX
+from penstock_kv.inside.weights.weight_protocol import WEIGHTS_ENV
+from penstock_lab.report.markdown import ROWS_MAX
 from tests.docs.pages import GENERATED, ROOT
 from tests.llamacpp.setup.install import VERSION as LLAMACPP
 from tests.sglang.setup.install import SGLANG

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from penstock.adapters.plugins.protobuf_messages import INFERENCE, service
 from penstock.config.settings.frontend_settings import FrontendSettings
-from penstock.frontend.open_inference.inference_service import NAME
 from penstock.frontend.openapi.openapi import openapi
+from penstock_extras.open_inference.inference_service import NAME
+from penstock_extras.plugins.protobuf_messages import INFERENCE, service
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/routes.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)` \|(.*)\|$", re.MULTILINE)

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine.block_cache import BlockCache
-from penstock.engine.engine import Engine
-from penstock.engine.events import (
+from penstock.kernel.machine import Effect, Event
+from penstock.kernel.simulation import Simulation
+from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored
+from penstock_lab.engine.block_cache import BlockCache
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import (
     EngineFinished,
     EngineFirstToken,
     EngineRejected,
@@ -14,11 +17,8 @@ from penstock.engine.events import (
     KvPulled,
     PullKv,
 )
-from penstock.engine.run_cache import RunCache
-from penstock.engine.settings import SimSettings
-from penstock.kernel.machine import Effect, Event
-from penstock.kernel.simulation import Simulation
-from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored
+from penstock_lab.engine.run_cache import RunCache
+from penstock_lab.engine.settings import SimSettings
 
 
 class Driven:

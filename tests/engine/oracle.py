@@ -1,6 +1,6 @@
 """What should the simulated engine do? The naive twin: one pass at a time, lists only, nothing in closed form.
 
-It is written from the description in `penstock.engine.scheduler`, shares no code with it beyond block hashing, the
+It is written from the description in `penstock_lab.engine.scheduler`, shares no code with it beyond block hashing, the
 definition of the made-up answers and, for the kinds of timing that have tests of their own, how long one pass takes. It
 is as slow as it looks.
 """
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from penstock.engine.events import AbortRequest, ClearCache, KvPulled, ReleaseKv, SubmitRequest
-from penstock.engine.settings import SimSettings
-from penstock.engine.simulated_output import SimulatedOutput, accepted
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.machine import Event
+from penstock_lab.engine.events import AbortRequest, ClearCache, KvPulled, ReleaseKv, SubmitRequest
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.engine.simulated_output import SimulatedOutput, accepted
+from penstock_lab.engine.timing.timing_model import timing_of
 
 
 class Seq:

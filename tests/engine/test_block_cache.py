@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.block_cache import BlockCache
-from penstock.engine.run_cache import RunCache
-from penstock.simulate.prefix_tree import PrefixTree
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.block_cache import BlockCache
+from penstock_lab.engine.run_cache import RunCache
+from penstock_lab.simulate.prefix_tree import PrefixTree
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 
 BLOCKS = 24

@@ -3,8 +3,12 @@
 import msgspec
 import pytest
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import (
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.hashing import block_hashes
+from penstock.kernel.machine import MILLISECOND, Wake, Woken
+from penstock.kernel.values import KvCleared, KvStored, Prompt
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import (
     AbortRequest,
     ClearCache,
     EngineFinished,
@@ -14,12 +18,8 @@ from penstock.engine.events import (
     KvChanged,
     SubmitRequest,
 )
-from penstock.engine.self_benchmark import perf_metrics
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.kernel.errors import ConfigError
-from penstock.kernel.hashing import block_hashes
-from penstock.kernel.machine import MILLISECOND, Wake, Woken
-from penstock.kernel.values import KvCleared, KvStored, Prompt
+from penstock_lab.engine.self_benchmark import perf_metrics
+from penstock_lab.engine.settings import SimSettings, TimingSettings
 from tests.engine.driving import Driven
 
 CONSTANT = TimingSettings(prefill=(0.0, 0.0, 10.0), decode=(0.0, 0.0, 5.0))

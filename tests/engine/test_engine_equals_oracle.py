@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.events import AbortRequest, ClearCache, ReleaseKv, SubmitRequest
-from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
 from penstock.kernel.machine import Event
 from penstock.kernel.values import Prompt
+from penstock_lab.engine.events import AbortRequest, ClearCache, ReleaseKv, SubmitRequest
+from penstock_lab.engine.settings import SimSettings, TimingSettings, TransferSettings
 from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.models import SLOW, profile_with_experts

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.engine.timing.gpus import GIB, GPUS, gpu_of, named
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.timing.gpus import GIB, GPUS, gpu_of, named
 
 OWN = {
     "name": "own",

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock.engine.engine import Engine
-from penstock.engine.kv_capacity import kv_blocks_of, reserved_of, weight_bytes_per_gpu, with_blocks
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing.gpus import GIB, named
-from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.kv_capacity import kv_blocks_of, reserved_of, weight_bytes_per_gpu, with_blocks
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.engine.timing.gpus import GIB, named
+from penstock_lab.engine.timing.known_models import model_named
+from penstock_lab.engine.timing.model_shape import shape_of
 from tests.engine.models import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B
 
 LLAMA = shape_of(LLAMA_8B)

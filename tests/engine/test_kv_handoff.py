@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import (
+from penstock.kernel.hashing import block_hashes
+from penstock.kernel.machine import MILLISECOND, SECOND, Event, Wake, Woken, nanos
+from penstock.kernel.values import Prompt, plain
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import (
     AbortRequest,
     EngineFinished,
     EngineFirstToken,
@@ -17,11 +20,8 @@ from penstock.engine.events import (
     ReleaseKv,
     SubmitRequest,
 )
-from penstock.engine.settings import SimSettings, TransferSettings
-from penstock.kernel.block_runs import chain_of
-from penstock.kernel.hashing import block_hashes
-from penstock.kernel.machine import MILLISECOND, SECOND, Event, Wake, Woken, nanos
-from penstock.kernel.values import Prompt, plain
+from penstock_lab.engine.settings import SimSettings, TransferSettings
+from penstock_lab.runs.block_runs import chain_of
 from tests.depth import deep
 from tests.engine.driving import Driven
 from tests.engine.test_engine import SMALL, only

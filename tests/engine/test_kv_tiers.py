@@ -4,12 +4,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import AbortRequest, ClearCache, EngineFinished, EngineFirstToken, KvChanged, SubmitRequest
-from penstock.engine.external_kv.kv_tiers import LoadedBlocks
-from penstock.engine.settings import SimSettings
 from penstock.kernel.machine import MILLISECOND, Nanos, Snapshot, Wake, Woken
 from penstock.kernel.values import KvEvent, KvStored
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import (
+    AbortRequest,
+    ClearCache,
+    EngineFinished,
+    EngineFirstToken,
+    KvChanged,
+    SubmitRequest,
+)
+from penstock_lab.engine.external_kv.kv_tiers import LoadedBlocks
+from penstock_lab.engine.settings import SimSettings
 from tests.engine.test_engine import SMALL
 
 LOAD = 25 * MILLISECOND

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from penstock.engine.settings import Calibration
+from penstock_lab.engine.settings import Calibration
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "roofline"
 POINTS = Path(os.environ.get("PENSTOCK_TRACES", "../shared/traces")) / "measured" / "measured_points.csv"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.engine.timing.known_models import MODELS, known_model, model_named, repository_of
-from penstock.engine.timing.model_shape import GATED, shape_of
-from penstock.engine.timing.weight_types import BYTES
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.timing.known_models import MODELS, known_model, model_named, repository_of
+from penstock_lab.engine.timing.model_shape import GATED, shape_of
+from penstock_lab.engine.timing.weight_types import BYTES
 from tests.engine.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.network_links import CancelTransfer, NetworkLinks, StartTransfer, Transferred
 from penstock.kernel.errors import InvariantError
 from penstock.kernel.machine import MILLISECOND, SECOND, Event, Nanos, Woken, nanos
 from penstock.kernel.simulation import Simulation
+from penstock_lab.engine.network_links import CancelTransfer, NetworkLinks, StartTransfer, Transferred
 from tests.depth import deep
 
 Timed = list[tuple[Nanos, Event]]

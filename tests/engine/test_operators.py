@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing.collectives import link_by_hand, link_measured
-from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.settings import Calibration, TimingSettings
+from penstock_lab.engine.timing.collectives import link_by_hand, link_measured
+from penstock_lab.engine.timing.timing_model import TimingModel, timing_of
 from tests.engine.models import profile, profile_with_experts
 
 LAYERS = 4
@@ -54,7 +54,7 @@ def test_between_two_operators_of_a_pass_lies_a_gap(monkeypatch: pytest.MonkeyPa
     for tables in (profile(), profile_with_experts()):
         close = model(tables).decode(400, 4)
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.engine.timing.operators.OPERATOR_GAP_MS", 0.004)
+            patched.setattr("penstock_lab.engine.timing.operators.OPERATOR_GAP_MS", 0.004)
             more = model(tables).decode(400, 4) - close
         assert more == pytest.approx((LAYERS * 5 + 4) * 4 * MICROSECOND)
 

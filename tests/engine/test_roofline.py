@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.settings import Calibration, TimingSettings
-from penstock.engine.timing.collectives import Link, collectives
-from penstock.engine.timing.gpus import GPUS, named
-from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import shape_of
-from penstock.engine.timing.roofline import Roofline, RooflineTiming, experts_touched, work_of
-from penstock.engine.timing.timing_model import timing_of
-from penstock.engine.timing.weight_types import Dtype
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.settings import Calibration, TimingSettings
+from penstock_lab.engine.timing.collectives import Link, collectives
+from penstock_lab.engine.timing.gpus import GPUS, named
+from penstock_lab.engine.timing.known_models import model_named
+from penstock_lab.engine.timing.model_shape import shape_of
+from penstock_lab.engine.timing.roofline import Roofline, RooflineTiming, experts_touched, work_of
+from penstock_lab.engine.timing.timing_model import timing_of
+from penstock_lab.engine.timing.weight_types import Dtype
 from tests.engine.models import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, TINY
 
 IDEAL = Calibration(

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.settings import TimingSettings
-from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.errors import ConfigError
+from penstock_lab.engine.settings import TimingSettings
+from penstock_lab.engine.timing.timing_model import TimingModel, timing_of
 from tests.engine.models import LLAMA_8B, SLOW, TINY, profile
 
 CAPACITY = 64 * 1000

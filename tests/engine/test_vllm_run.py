@@ -8,16 +8,16 @@ from statistics import mean
 
 import pytest
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.kv_capacity import kv_blocks_of
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing.gpus import named
-from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.machine import SECOND
 from penstock.kernel.simulation import Simulation
 from penstock.kernel.values import Prompt
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.kv_capacity import kv_blocks_of
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.engine.timing.gpus import named
+from penstock_lab.engine.timing.model_shape import shape_of
 from tests.engine.models import LLAMA_8B
 
 RUN = Path(os.environ.get("PENSTOCK_TRACES", "../shared/traces")) / "vllm_real"

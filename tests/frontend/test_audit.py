@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.audit import command
 from penstock.config.settings.tenant_settings import AuditSettings
-from penstock.frontend.audit import audit_log
-from penstock.frontend.audit.audit_entry import AuditEntry
-from penstock.frontend.audit.audit_frames import AuditFault, AuditFile, frames, read_key
-from penstock.frontend.audit.audit_log import AuditLog
 from penstock.kernel.errors import ConfigError, OverloadedError
+from penstock_extras.audit import audit_log
+from penstock_extras.audit.audit_entry import AuditEntry
+from penstock_extras.audit.audit_frames import AuditFault, AuditFile, frames, read_key
+from penstock_extras.audit.audit_log import AuditLog
+from penstock_extras.cli.audit import command
 from tests.frontend.stand import stand
 
 KEY = bytes(range(32))

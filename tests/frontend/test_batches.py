@@ -12,11 +12,11 @@ from aiohttp import web
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.frontend.app import routed_handlers
-from penstock.frontend.batches import batch_input, batch_runner, file_routes
-from penstock.frontend.batches.batch_answers import LineResponse, LineResult
-from penstock.frontend.batches.batch_claim import BatchClaim
-from penstock.frontend.batches.batch_extension import batch_desk
-from penstock.frontend.batches.batch_folder import BatchFolder
+from penstock_extras.batches import batch_input, batch_runner, file_routes
+from penstock_extras.batches.batch_answers import LineResponse, LineResult
+from penstock_extras.batches.batch_claim import BatchClaim
+from penstock_extras.batches.batch_extension import batch_desk
+from penstock_extras.batches.batch_folder import BatchFolder
 from tests.frontend.stand import answer_well, eventually, stand
 
 openai = pytest.importorskip("openai")

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.batches.batch_desk import UploadedForm
-from penstock.frontend.jobs import engine_files
+from penstock_extras.batches.batch_desk import UploadedForm
+from penstock_extras.jobs import engine_files
 from tests.frontend.image_engine import ImageEngine
 from tests.frontend.job_engine import running
 from tests.frontend.stand import Stand, stand

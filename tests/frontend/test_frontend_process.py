@@ -16,14 +16,14 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe
-from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.reading.load import load, resolved_yaml
-from penstock.engine.settings import SimSettings
 from penstock.kernel.hashing import SCHEME
 from penstock.kernel.values import WorkerId
 from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
 from penstock.runtime.records.run_folder import RunFolder
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim.sim_server import RunningServer, start
 
 pytestmark = pytest.mark.live
 

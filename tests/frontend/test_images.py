@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode_batch
-from penstock.adapters.engines.sim.request_reader import RequestReader
-from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.sim_tokenizer import IMAGE_TOKENS
 from penstock.frontend.media.media_content import part_of, read_inline
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher, PromptMedia
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer
@@ -18,6 +15,9 @@ from penstock.frontend.prompt.request_body import Parsed, media_of, parse, with_
 from penstock.kernel.hashing import MediaSpan, block_extras, block_hashes
 from penstock.kernel.values import KvStored, Prompt
 from penstock.router.kv_index.image_placeholders import Image, ImagePlaceholders
+from penstock_lab.sim.request_reader import RequestReader
+from penstock_lab.sim.sim_text import SimText
+from penstock_lab.sim.sim_tokenizer import IMAGE_TOKENS
 from tests.media_files import data_url, mp4, png
 
 SIZE = 16

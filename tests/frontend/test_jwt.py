@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.config.settings.tenant_settings import JwtSettings, TenantSettings
-from penstock.frontend.tenants.issuer_keys import FRESH, KEYS_AGE_MAX, RETRY, IssuerKeys
-from penstock.frontend.tenants.jwt_verifier import JwtVerifier
 from penstock.kernel.errors import OverloadedError
+from penstock_extras.jwt.issuer_keys import FRESH, KEYS_AGE_MAX, RETRY, IssuerKeys
+from penstock_extras.jwt.jwt_verifier import JwtVerifier
 from tests.frontend.stand import stand
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)

@@ -12,10 +12,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, UpstreamSettings
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.frontend.exchange.migration import obstacle
 from penstock.frontend.exchange.open_attempts import OpenAttempts
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
@@ -24,6 +22,8 @@ from penstock.frontend.prompt.request_body import parse
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import WorkerJoined, WorkerLeft
 from penstock.router.settings import HedgeSettings, MigrationSettings, QueueSettings, RouterSettings
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.sim.sim_server import RunningServer, start
 from tests.frontend.stand import ENGINE, Stand, answer_well, chunk, eventually, stand
 
 PACED = SimSettings(

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.adapters.plugins.protobuf_messages import INFERENCE, message, service
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
-from penstock.frontend.open_inference.inference_listener import InferenceListener
+from penstock_extras.open_inference.inference_listener import InferenceListener
+from penstock_extras.plugins.protobuf_messages import INFERENCE, message, service
 from tests.frontend.stand import ENGINE, Engine, Stand, eventually, stand
 from tests.frontend.test_overflow_clients import client
 

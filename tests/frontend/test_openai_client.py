@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.sim import sim_server
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
-from penstock.engine.settings import SimSettings
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim import sim_server
 from tests.frontend.scripted_answers import CALLS, script
 from tests.frontend.stand import Stand, answer, eventually, stand
 from tests.frontend.test_overflow_clients import client

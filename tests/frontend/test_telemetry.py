@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.adapters.telemetry.frontend_metrics import SAME_IN_EVERY_PROCESS, FrontendMetrics
-from penstock.adapters.telemetry.otel_tracer import OtelTracer
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.adapters.telemetry.prometheus_text import MetricRegistry, merge
 from penstock.adapters.telemetry.request_span import NoTracer
@@ -29,8 +28,9 @@ from penstock.frontend.record_writer import DiscardingSink, keep_writing
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerCordoned
-from penstock.runtime.kv_tiers.tier_metrics import TierMetrics
 from penstock.runtime.records.run_folder import CsvRows, LineWriter
+from penstock_extras.telemetry.otel_tracer import OtelTracer
+from penstock_kv.tiers.tier_metrics import TierMetrics
 from tests.frontend.stand import stand
 
 WANTED = (
@@ -366,6 +366,6 @@ def test_lines_that_come_while_others_are_written_are_kept(tmp_path: Path, monke
 def test_module_import_is_lazy() -> None:
     import subprocess
 
-    code = "import sys, penstock.adapters.telemetry.otel_tracer; print('opentelemetry' in sys.modules)"
+    code = "import sys, penstock_extras.telemetry.otel_tracer; print('opentelemetry' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

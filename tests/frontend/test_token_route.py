@@ -14,13 +14,13 @@ from penstock.adapters.engines.dialects.scale_out_routes import TOKEN_ROUTES, to
 from penstock.adapters.engines.http.engine_call import EngineCall
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.http.http1_client import Http1Client
-from penstock.adapters.engines.sim.sim_server import RunningServer, start
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.frontend.prompt import prompt_renderer
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerJoined
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.sim.sim_server import RunningServer, start
 from tests.frontend.stand import Engine, Stand, eventually, stand
 
 GENERATE = "/inference/v1/generate"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.sim.sim_server import start
-from penstock.engine.settings import SimSettings
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.events import WorkerJoined
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim.sim_server import start
 from tests.frontend.stand import stand
 
 openai = pytest.importorskip("openai")

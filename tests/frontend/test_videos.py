@@ -9,7 +9,7 @@ import pytest
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.jobs import engine_jobs
+from penstock_extras.jobs import engine_jobs
 from tests.frontend.job_engine import running
 from tests.frontend.stand import Stand, stand
 from tests.frontend.test_overflow_clients import client

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.inside.tier_protocol import (
+from penstock_kv.inside.tier_protocol import (
     AnswerBlocks,
     AskBlocks,
     JobDone,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.block_guard import BlockGuard, GuardedJob, GuardResult
-from penstock.inside.guard_index import GuardIndex
+from penstock_kv.inside.block_guard import BlockGuard, GuardedJob, GuardResult
+from penstock_kv.inside.guard_index import GuardIndex
 
 ROW = 64
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.embeddings import embedding_folder
-from penstock.inside.embeddings.embedding_folder import FILE, EmbeddingFolder
+from penstock_kv.inside.embeddings import embedding_folder
+from penstock_kv.inside.embeddings.embedding_folder import FILE, EmbeddingFolder
 
 
 def put(folder: EmbeddingFolder, name: str, size: int = 1000) -> bool:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.inside import guard_index
-from penstock.inside.guard_index import RECORD_BYTES, BlockSum, GuardIndex, GuardRecord
+from penstock_kv.inside import guard_index
+from penstock_kv.inside.guard_index import RECORD_BYTES, BlockSum, GuardIndex, GuardRecord
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.inside.request_hints import TierParams, tier_params
-from penstock.inside.tier_protocol import RequestHints
+from penstock_kv.inside.request_hints import TierParams, tier_params
+from penstock_kv.inside.tier_protocol import RequestHints
 
 
 def test_hints_are_read() -> None:

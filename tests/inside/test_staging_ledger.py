@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.inside.request_hints import TierParams
-from penstock.inside.staging_ledger import RowCopy, StagingLedger
-from penstock.inside.tier_protocol import AnswerBlocks, JobDone
+from penstock_kv.inside.request_hints import TierParams
+from penstock_kv.inside.staging_ledger import RowCopy, StagingLedger
+from penstock_kv.inside.tier_protocol import AnswerBlocks, JobDone
 
 NONE = TierParams()
 ROWS = 8

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside import staging_region
-from penstock.inside.restored_blocks import RESTORED_ENV, restored_blocks
-from penstock.inside.staging_region import StagingRegion, remove_leftovers
+from penstock_kv.inside import staging_region
+from penstock_kv.inside.restored_blocks import RESTORED_ENV, restored_blocks
+from penstock_kv.inside.staging_region import StagingRegion, remove_leftovers
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.inside import tier_client
-from penstock.inside.tier_client import TierClient
-from penstock.inside.tier_protocol import AnswerBlocks, JobDone, RemovedBlocks, RequestHints, StoredBlocks, TierHello
+from penstock_kv.inside import tier_client
+from penstock_kv.inside.tier_client import TierClient
+from penstock_kv.inside.tier_protocol import AnswerBlocks, JobDone, RemovedBlocks, RequestHints, StoredBlocks, TierHello
 from tests.inside.plain_tiers import PlainTiers
 
 ROW = 4096

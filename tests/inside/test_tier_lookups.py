@@ -1,6 +1,6 @@
 """Does a request see one truth of what the tiers have, and are jobs cut where their blocks do not follow each other?"""
 
-from penstock.inside.tier_lookups import ChainRun, DueQuestion, TierLookups, by_group, chain_runs
+from penstock_kv.inside.tier_lookups import ChainRun, DueQuestion, TierLookups, by_group, chain_runs
 
 
 def key(name: str, group: int = 0) -> bytes:

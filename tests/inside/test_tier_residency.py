@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.inside.tier_seam import TierResidency
+from penstock_kv.inside.tier_seam import TierResidency
 
 
 @dataclass

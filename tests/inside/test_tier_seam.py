@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.inside.tier_seam import TierSeam
 from penstock.kernel.errors import ConfigError
+from penstock_kv.inside.tier_seam import TierSeam
 
 
 class Lookup(Enum):

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.block_runs import Chain
 from penstock.kernel.request_record import (
     RequestLeg,
     RequestRecord,
@@ -15,6 +14,7 @@ from penstock.kernel.request_record import (
 )
 from penstock.kernel.statistics import percentile, weighted_percentile
 from penstock.kernel.values import LatencyTargets, Slo, SloClass
+from penstock_lab.runs.block_runs import Chain
 
 
 def test_a_chunk_of_k_tokens_is_k_gaps_of_a_kth_each() -> None:

@@ -3,9 +3,6 @@
 import msgspec
 import pytest
 
-from penstock.engine.engine import Engine
-from penstock.engine.network_links import NetworkLinks
-from penstock.engine.settings import SimSettings
 from penstock.fleet.fleet import Fleet
 from penstock.kernel.bounded_table import BoundedTable
 from penstock.kernel.machine import read_snapshot, state_of, take_state, write_snapshot
@@ -13,6 +10,9 @@ from penstock.planner.planner import Planner
 from penstock.planner.settings import PlannerSettings
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.network_links import NetworkLinks
+from penstock_lab.engine.settings import SimSettings
 
 
 class Inner(msgspec.Struct):

@@ -10,9 +10,9 @@ from penstock.config.derived.knobs import ANY_KEY, derive
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock.runtime.operator.cluster_crd import cluster_crd, crd_text
-from penstock.runtime.operator.cluster_spec import merge, read_spec
-from penstock.runtime.operator.structural_schema import LEFT_OUT
+from penstock_kubernetes.operator.cluster_crd import cluster_crd, crd_text
+from penstock_kubernetes.operator.cluster_spec import merge, read_spec
+from penstock_kubernetes.operator.structural_schema import LEFT_OUT
 
 FILE = Path(__file__).parents[2] / "deploy/helm/penstock/files/crds/penstockclusters.yaml"
 SCHEMA = cluster_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engines.pod_launch import pod_launch
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock.runtime.operator.cluster_spec import read_spec
-from penstock.runtime.operator.engine_group import check_hosts, group_of
-from penstock.runtime.operator.engine_pod import EnginePod
-from penstock.runtime.operator.pod_template import engine_pod, process_pod
+from penstock_kubernetes.operator.cluster_spec import read_spec
+from penstock_kubernetes.operator.engine_group import check_hosts, group_of
+from penstock_kubernetes.operator.engine_pod import EnginePod
+from penstock_kubernetes.operator.pod_template import engine_pod, process_pod
+from penstock_kubernetes.pod_launch import pod_launch
 
 RUNNING: JsonObject = {"metadata": {"labels": {}}, "spec": {}, "status": {"phase": "Running"}}
 

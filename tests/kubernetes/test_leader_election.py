@@ -9,7 +9,7 @@ pytest.importorskip("lightkube")
 
 from lightkube import AsyncClient, KubeConfig
 
-from penstock.runtime.operator.leader_election import LEASE_SECONDS, RENEW_WITHIN, LeaderElection
+from penstock_kubernetes.operator.leader_election import LEASE_SECONDS, RENEW_WITHIN, LeaderElection
 from tests.doubles.kubernetes.api.api_faults import ApiFault
 from tests.doubles.kubernetes.api.api_server import ApiServer
 

@@ -11,7 +11,7 @@ from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.picker.objectives import GROUPS, VERSION, Objectives, follow_objectives
+from penstock_kubernetes.picker.objectives import GROUPS, VERSION, Objectives, follow_objectives
 from tests.frontend.stand import eventually
 from tests.kubernetes.conftest import RunningApi
 

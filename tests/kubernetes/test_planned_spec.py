@@ -13,8 +13,8 @@ from lightkube.resources.core_v1 import Node
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock.runtime.operator.cluster_spec import read_spec
-from penstock.runtime.operator.planned_spec import waits_for_approval, with_plan
+from penstock_kubernetes.operator.cluster_spec import read_spec
+from penstock_kubernetes.operator.planned_spec import waits_for_approval, with_plan
 from tests.doubles.kubernetes.api.api_faults import ApiFault
 from tests.doubles.kubernetes.api.api_server import ApiServer
 

@@ -16,7 +16,7 @@ from lightkube import Client, KubeConfig
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Namespace
 
-from penstock.adapters.plugins.protobuf_messages import KEDA, message, service
+from penstock_extras.plugins.protobuf_messages import KEDA, message, service
 from tests.kubernetes.conftest import RunningApi
 from tests.servers import free_ports
 

@@ -10,7 +10,7 @@ import yaml
 
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan.kubernetes_manifests import KEYS, kubernetes_yaml
+from penstock_kubernetes.kubernetes_manifests import KEYS, kubernetes_yaml
 from tests.kubernetes.conftest import RunningApi
 
 CONFIG = """

@@ -13,8 +13,8 @@ import time
 
 
 async def serve(options: argparse.Namespace) -> None:
-    from penstock.adapters.engines.sim.sim_server import start
-    from penstock.engine.settings import SimSettings
+    from penstock_lab.engine.settings import SimSettings
+    from penstock_lab.sim.sim_server import start
 
     if options.load_format == "penstock":
         print(await asyncio.to_thread(weights, options.model), flush=True)
@@ -38,7 +38,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 def weights(folder: str) -> str:
     """Ask for weights as our loader in a vLLM does; it takes seconds to import before, in which siblings are found."""
-    from penstock.inside.weights.weight_protocol import WEIGHTS_ENV, Answer, WantWeights, WeightsHere, ask
+    from penstock_kv.inside.weights.weight_protocol import WEIGHTS_ENV, Answer, WantWeights, WeightsHere, ask
 
     answer: Answer | None = None
     for _ in range(int(os.environ.get("FAKE_PATIENCE", "1"))):

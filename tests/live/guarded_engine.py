@@ -12,8 +12,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from penstock.adapters.engines.sim.sim_server import SimServer
-from penstock.engine.settings import SimSettings
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim.sim_server import SimServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

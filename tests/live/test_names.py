@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.adapters.engine_ports import free_port
-from penstock.report.run.run_files import recorded_explanation
+from penstock_lab.report.run.run_files import recorded_explanation
 from tests.live.cluster import Served, post, served, until
 
 TEMPLATE = """{% for message in messages %}[{{ message.role }}] {{ message.content }}

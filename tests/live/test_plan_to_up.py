@@ -11,9 +11,9 @@ import pytest
 
 from penstock.config.files.profile_manifest import read_measured
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan import plan_run
-from penstock.profiler.deployment_plan.intent_file import read_intent
-from penstock.profiler.deployment_plan.plan_run import plan
+from penstock_lab.profiler.deployment_plan import plan_run
+from penstock_lab.profiler.deployment_plan.intent_file import read_intent
+from penstock_lab.profiler.deployment_plan.plan_run import plan
 from tests.engine.models import LLAMA_8B
 from tests.live.cluster import Served, post, served
 

@@ -25,7 +25,7 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A checkpoint's folder, with the simulated engine's tokenizer."""
-    from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
+    from penstock_lab.sim.sim_tokenizer import DATA_DIR
 
     folder = tmp_path / "tiny-1.5"
     folder.mkdir()

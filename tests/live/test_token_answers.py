@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.report.run.run_files import recorded_explanation
+from penstock_lab.report.run.run_files import recorded_explanation
 from tests.live.cluster import served
 from tests.live.test_operate import penstock
 

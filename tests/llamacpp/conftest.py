@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
-SIM_TOKENIZER = ROOT / "src/penstock/adapters/engines/sim/data/tokenizer.json"
+SIM_TOKENIZER = ROOT / "src/penstock_lab/sim/data/tokenizer.json"
 VENV = os.environ.get("PENSTOCK_LLAMACPP_VENV")
 
 

@@ -29,8 +29,8 @@ from penstock.page.page_schema import (
 )
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult
-from penstock.report.planner.planner_report_page import write_planner_report
-from penstock.report.run.run_page import write_report
+from penstock_lab.report.planner.planner_report_page import write_planner_report
+from penstock_lab.report.run.run_page import write_report
 from tests.live.browser import CONTRAST, browsed
 from tests.page.documents import charts, document_of
 from tests.report.planner_runs import request, tick, wave, write

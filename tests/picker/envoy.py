@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.kernel.values import JsonObject
-from penstock.picker.envoy_config import EnvoyPlan, envoy_config
-from penstock.picker.ext_proc_listener import ExtProcListener
-from penstock.picker.picker import Picker
+from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config
+from penstock_kubernetes.picker.ext_proc_listener import ExtProcListener
+from penstock_kubernetes.picker.picker import Picker
 from tests.frontend.stand import Stand, stand
 from tests.kubernetes.programs import program
 from tests.servers import free_ports

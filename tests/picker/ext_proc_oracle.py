@@ -10,7 +10,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.picker import ext_proc_messages as wire
+from penstock_kubernetes.picker import ext_proc_messages as wire
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-:", min_size=1, max_size=200)
 VALUES = st.binary(max_size=300)

@@ -17,10 +17,10 @@ from aiohttp import web
 
 from penstock.adapters.engine_ports import free_port
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.settings.picker_settings import GatewayKind, PickerSettings
-from penstock.picker.gateway_configs import GatewayOptions, rendered, workers_file
-from penstock.picker.gateway_listener import GatewayListener
-from penstock.picker.picker import Picker
+from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
+from penstock_kubernetes.picker.gateway_listener import GatewayListener
+from penstock_kubernetes.picker.picker import Picker
+from penstock_kubernetes.picker_settings import GatewayKind, PickerSettings
 from tests.frontend.stand import Stand, eventually, stand
 from tests.kubernetes.programs import program
 

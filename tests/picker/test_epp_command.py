@@ -22,7 +22,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from penstock.kernel.values import JsonObject
-from penstock.picker.envoy_config import EnvoyPlan, envoy_config
+from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config
 from tests.kubernetes.programs import program
 from tests.live.cluster import Served, post, request, served, until
 from tests.live.test_operate import penstock

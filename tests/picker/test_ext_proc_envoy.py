@@ -13,8 +13,8 @@ from aiohttp import web
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import LimitSettings
-from penstock.picker.envoy_config import EnvoyPlan, envoy_config
-from penstock.picker.ext_proc_stream import (
+from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config
+from penstock_kubernetes.picker.ext_proc_stream import (
     DESTINATION,
     FAIRNESS,
     OBJECTIVE,

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import LimitSettings
-from penstock.picker import ext_proc_messages as wire
-from penstock.picker.ext_proc_listener import PROCESS, ExtProcListener
-from penstock.picker.ext_proc_stream import DESTINATION
-from penstock.picker.picker import Picker
+from penstock_kubernetes.picker import ext_proc_messages as wire
+from penstock_kubernetes.picker.ext_proc_listener import PROCESS, ExtProcListener
+from penstock_kubernetes.picker.ext_proc_stream import DESTINATION
+from penstock_kubernetes.picker.picker import Picker
 from tests.frontend.stand import Stand, chunk, eventually, stand
 from tests.picker.envoy import with_picker
 

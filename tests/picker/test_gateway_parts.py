@@ -7,12 +7,12 @@ import pytest
 
 from penstock.config.reading.load import load
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.config.settings.picker_settings import GatewayKind, PickerSettings
 from penstock.kernel.errors import ConfigError
-from penstock.picker.clipped_body import closed
-from penstock.picker.end_report import ReportReader
-from penstock.picker.gateway_configs import GatewayOptions, rendered, workers_file
-from penstock.picker.gateway_folder import GatewayFolder
+from penstock_kubernetes.picker.clipped_body import closed
+from penstock_kubernetes.picker.end_report import ReportReader
+from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
+from penstock_kubernetes.picker.gateway_folder import GatewayFolder
+from penstock_kubernetes.picker_settings import GatewayKind, PickerSettings
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from penstock.picker.ext_proc_listener import ExtProcListener
-from penstock.picker.http2_connection import GrpcStream, Http2Connection, StreamHandler
-from penstock.picker.picker import Picker
+from penstock_kubernetes.picker.ext_proc_listener import ExtProcListener
+from penstock_kubernetes.picker.http2_connection import GrpcStream, Http2Connection, StreamHandler
+from penstock_kubernetes.picker.picker import Picker
 from tests.frontend.stand import stand
 from tests.picker.envoy import with_picker
 

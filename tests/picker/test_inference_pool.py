@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("lightkube")
 
-from penstock.picker.envoy_config import EnvoyPlan, envoy_config
-from penstock.picker.ext_proc_stream import OBJECTIVE
-from penstock.picker.objectives import GROUPS, VERSION
+from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config
+from penstock_kubernetes.picker.ext_proc_stream import OBJECTIVE
+from penstock_kubernetes.picker.objectives import GROUPS, VERSION
 from tests.kubernetes.api_client import ApiClient
 from tests.kubernetes.conftest import running_double
 from tests.kubernetes.discovery.test_pod_pool import POOLS

@@ -12,10 +12,10 @@ import pytest
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.kernel.errors import ClientError, OverloadedError
-from penstock.picker.gateway_request import GatewayRequest
-from penstock.picker.picked_request import PREFILLER, PickedRequest
-from penstock.picker.picker import Picker
 from penstock.router.settings import RouterSettings
+from penstock_kubernetes.picker.gateway_request import GatewayRequest
+from penstock_kubernetes.picker.picked_request import PREFILLER, PickedRequest
+from penstock_kubernetes.picker.picker import Picker
 from tests.frontend.stand import Engine, Stand, chunk, eventually, stand
 
 CHAT = "/v1/chat/completions"

@@ -18,10 +18,10 @@ from penstock.planner.sizing.attainment import AttainmentModel, LatencyTargets, 
 from penstock.planner.sizing.fleet_sizing import ShareTable
 from penstock.planner.sizing.workload_mix import WorkloadMix, count_into, shape_bin
 from penstock.router.settings import RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import plain
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import plain
 from tests.depth import deep
 
 SERVICE = LatencyTargets(TTFT, ITL)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.limits.gpu_budget import (
+from penstock_dynamo.policies.gpu_budget import (
     GuardedTargets,
     PoolPair,
     Widths,

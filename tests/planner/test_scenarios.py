@@ -20,8 +20,8 @@ from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
 from penstock.planner.tick_record import TickRecord
 from penstock.router.settings import QueueSettings, RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 ISL, OSL = 6000, 400
 Rate = Callable[[float], float]

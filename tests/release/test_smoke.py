@@ -89,7 +89,7 @@ def test_the_files_are_there_and_their_sums_are_right(dist: Path) -> None:
     assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}}
     with zipfile.ZipFile(dist / wheel) as inner:
         assert not [name for name in inner.namelist() if not name.startswith("penstock")]
-        assert "penstock/adapters/engines/sim/data/tokenizer.json" in inner.namelist()
+        assert "penstock_lab/sim/data/tokenizer.json" in inner.namelist()
     if (dist / f"penstock-{VERSION}.tgz").exists():
         with tarfile.open(dist / f"penstock-{VERSION}.tgz") as inner:
             chart = inner.extractfile("penstock/Chart.yaml")

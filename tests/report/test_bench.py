@@ -13,10 +13,10 @@ import pytest
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.request_record import decode_records
 from penstock.kernel.time_windows import QUANTILES
-from penstock.report.bench import saturation
-from penstock.report.bench.bench_outcome import BenchOutcome, as_dict, print_table
-from penstock.report.bench.bench_run import BenchOptions, main, run
-from penstock.report.outcome import json_text
+from penstock_lab.report.bench import saturation
+from penstock_lab.report.bench.bench_outcome import BenchOutcome, as_dict, print_table
+from penstock_lab.report.bench.bench_run import BenchOptions, main, run
+from penstock_lab.report.outcome import json_text
 from tests.report.fake_server import Answer, FakeServer, fake_server
 
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
@@ -257,7 +257,7 @@ def test_cpu_is_read_where_the_system_tells(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_knows_only_lengths_can_be_sent(tmp_path: Path) -> None:
-    from penstock.report.bench.bench_plan import plan_of
+    from penstock_lab.report.bench.bench_plan import plan_of
 
     trace = tmp_path / "azure.csv"
     rows = ("2023-11-16 18:17:03.9799600,37,4", "2023-11-16 18:17:04.9799600,37,5")
@@ -269,7 +269,7 @@ def test_a_trace_that_knows_only_lengths_can_be_sent(tmp_path: Path) -> None:
 
 
 def test_steady_options_make_the_same_plan(trace: Path) -> None:
-    from penstock.report.bench.bench_plan import plan_of
+    from penstock_lab.report.bench.bench_plan import plan_of
 
     def shots() -> list[tuple[float, bytes]]:
         wanted = BenchOptions(url="http://x", trace=trace, spread_ties=True, speed_up=2.0)

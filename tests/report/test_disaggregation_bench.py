@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.config.reading.load import load
-from penstock.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench" / "disaggregation"

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing.timing_model import timing_of
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.engine.timing.timing_model import timing_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "fidelity"
 NAMES = ("errors", "replay", "measured", "passes", "tail", "sweep", "live", "table", "run")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.report.markdown import ROWS_MAX, with_data_beside, with_part, write_part
+from penstock_lab.report.markdown import ROWS_MAX, with_data_beside, with_part, write_part
 
 
 def table(rows: int) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.config.reading.load import load
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.hit_rate_bound import infinite_cache_bound
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.hit_rate_bound import infinite_cache_bound
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "mooncake"
 NAMES = ("plan", "cluster", "table", "run")

@@ -13,9 +13,9 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult, TickRecord
-from penstock.report.planner.planner_analysis import analyse, calibration
-from penstock.report.planner.planner_report_page import planner_page, read_ticks, write_planner_report
-from penstock.report.planner.scheduled_report import ScheduledReport
+from penstock_lab.report.planner.planner_analysis import analyse, calibration
+from penstock_lab.report.planner.planner_report_page import planner_page, read_ticks, write_planner_report
+from penstock_lab.report.planner.scheduled_report import ScheduledReport
 from tests.page.documents import charts, document_of, words
 from tests.report.planner_runs import request, tick, wave, write
 from tests.report.run_folders import NASTY
@@ -88,7 +88,7 @@ def test_direction_changes_are_turns_not_steps() -> None:
 
 def test_the_perfect_bound_is_what_the_rate_needs_in_whole_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = [tick(n, 5.0 * n, 8, model={"rate": rate}) for n, rate in enumerate((0.0, 3.9, 4.0, 4.1, 12.5), 1)]
-    monkeypatch.setattr("penstock.report.planner.planner_analysis.SMOOTH", 1.0)
+    monkeypatch.setattr("penstock_lab.report.planner.planner_analysis.SMOOTH", 1.0)
     story = analyse(ticks, mu={"m": 4.0})
     assert story.bound.values == [0, 1, 1, 2, 4]
     assert story.numbers()["perfect_gpu_hours"] == pytest.approx(8 * 5 / 3600)

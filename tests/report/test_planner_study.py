@@ -23,8 +23,8 @@ from bench.planner_study.traffic import ALL, OWN, StudyTraffic, rate_over_time
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import UNKNOWN_LIMITS, Traffic
 from penstock.planner.observation import EngineState, ModelState, Observation
-from penstock.report.markdown import marks, with_data_beside, with_part
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.report.markdown import marks, with_data_beside, with_part
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.page.documents import charts, document_of, words
 from tests.planner.pool_states import pool_state
 from tests.report.study_rows import done, result, studied

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RequestRecord, decode_records
-from penstock.report.run.recording import WINDOWS_MAX, Recording
+from penstock_lab.report.run.recording import WINDOWS_MAX, Recording
 
 
 def wire(answer: Any) -> Any:

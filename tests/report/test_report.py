@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Slo
-from penstock.report.__main__ import main
-from penstock.report.run.run_page import cdf, write_report
-from penstock.report.run.run_summary import summarise
+from penstock_lab.report.__main__ import main
+from penstock_lab.report.run.run_page import cdf, write_report
+from penstock_lab.report.run.run_summary import summarise
 from tests.page.documents import charts, document_of, words
 from tests.report.run_folders import live_folder
 

@@ -13,11 +13,11 @@ from bench.roofline.roofline_fit import (
     predicted,
     predicted_tpot,
 )
-from penstock.engine.settings import Calibration
-from penstock.engine.timing.gpus import named
-from penstock.engine.timing.model_shape import shape_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
+from penstock_lab.engine.settings import Calibration
+from penstock_lab.engine.timing.gpus import named
+from penstock_lab.engine.timing.model_shape import shape_of
 from tests.engine.models import LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B
 
 TRUE = Calibration(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report.bench.load_generator import AnswerStream, BadStream
+from penstock_lab.report.bench.load_generator import AnswerStream, BadStream
 
 
 def event(**fields: object) -> bytes:

@@ -9,17 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.run_cache import RunCache
-from penstock.kernel.block_runs import Chain, Stretches, chain_of, stretches_of
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored, Target, WorkerId
 from penstock.router.kv_index.approximate_index import ApproximateIndex
 from penstock.router.kv_index.exact_index import ExactIndex
-from penstock.router.kv_index.runs.run_history import RunHistory
-from penstock.router.kv_index.runs.run_index import RunIndex
 from penstock.router.workers.active_sequences import TargetLoad
-from penstock.router.workers.run_load import RunLoad
-from penstock.simulate.prefix_tree import PrefixTree
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.run_cache import RunCache
+from penstock_lab.runs.block_runs import Chain, Stretches, chain_of, stretches_of
+from penstock_lab.runs.run_history import RunHistory
+from penstock_lab.runs.run_index import RunIndex
+from penstock_lab.runs.run_load import RunLoad
+from penstock_lab.simulate.prefix_tree import PrefixTree
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 from tests.router.written_states import written
 
@@ -36,7 +36,7 @@ def by_place(held: Mapping[Target, Any], tier: int | None) -> list[int]:
 @pytest.fixture(autouse=True, scope="module")
 def rows_for_few_holders() -> Iterator[None]:
     """Let a run have a row from two holders on, so that three targets come and go across that number."""
-    with mock.patch("penstock.router.kv_index.runs.run_reach.ROW_MIN", 2):
+    with mock.patch("penstock_lab.runs.run_reach.ROW_MIN", 2):
         yield
 
 

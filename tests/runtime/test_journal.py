@@ -8,15 +8,15 @@ import pytest
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import Frames, frame, packed, read_header, read_record
-from penstock.report.journal_replay import replay
 from penstock.router import journal as router_journal
 from penstock.router.journal import event_of, router_book, router_of
-from penstock.router.kv_index.runs.run_form import RUNS
 from penstock.router.settings import IndexSettings, RouterSettings
 from penstock.runtime.records import journal_writer as module
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import Fault
+from penstock_lab.report.journal_replay import replay
+from penstock_lab.runs.run_form import RUNS
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import Fault
 from tests.simulate.test_simulated_cluster import chat, plan
 
 FAULTS = [Fault(at=8.0, kind="fail", worker="main-1"), Fault(at=15.0, kind="drain", worker="main-0")]

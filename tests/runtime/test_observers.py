@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.sim.sim_server import start
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import CanarySettings, ClusterSettings, EngineStatsSettings
-from penstock.engine.settings import SimSettings
 from penstock.kernel.values import TIERS_LABEL, Prompt, RequestId, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Dispatch, OperatorNote, Publish, ReplayWanted, WorkerJoined
 from penstock.router.router import Router
@@ -16,7 +14,9 @@ from penstock.router.settings import RouterSettings
 from penstock.router.status_rows import WorkerStatus
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.worker_observers import WorkerObservers
-from penstock.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim.sim_server import start
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
 
 PATIENCE = 30.0
 W = WorkerId("w")

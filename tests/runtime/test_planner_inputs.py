@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.planner.performance.speed_sources import pick
-from penstock.runtime.planning.described_speeds import inputs_of
+from penstock_lab.config.described_speeds import inputs_of
 
 SHAPE = {
     "model_type": "llama",

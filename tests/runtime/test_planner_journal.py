@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bench.planner_study.scenario import ITL, LAYOUTS, TTFT, known_speeds, plan_of
-from penstock.cli.replay import text_of
 from penstock.kernel.machine import Effect, Event, Nanos
 from penstock.kernel.values import Role, Slo
 from penstock.planner.journal import planner_book
@@ -15,10 +14,11 @@ from penstock.planner.planner import Planner
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.policies import slo as policy
 from penstock.planner.settings import BudgetSettings, PlannerSettings, StartSettings
-from penstock.report.journal_replay import replay
 from penstock.runtime.records import journal_writer
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.cli.replay import text_of
+from penstock_lab.report.journal_replay import replay
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
 from tests.planner.test_scenarios import arrivals, edge
 
 SECONDS = 600.0

@@ -10,16 +10,16 @@ import pytest
 from penstock.extension import Extension
 from penstock.kernel.machine import Wake
 from penstock.kernel.values import plain
-from penstock.report.journal_replay import replay
 from penstock.router.events import Dispatch, OperatorNote, PluginLeftOut
 from penstock.router.journal import router_book
 from penstock.router.settings import RouterPluginSettings, RouterSettings
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.plugin_watch import OVERRUNS_MAX, PluginWatch
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.simulate.simulated_cluster import SimulatedCluster
 from penstock.testing import RouterWorld, arrived, card
 from penstock.testing.installed_extensions import extension_installed
+from penstock_lab.report.journal_replay import replay
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
 from tests.simulate.test_simulated_cluster import chat, plan
 
 

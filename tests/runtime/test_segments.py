@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.request_record import RequestRecord
-from penstock.report.run.recording import Recording
-from penstock.report.run.run_files import newest_ends, recorded_explanation
-from penstock.report.run.run_page import write_report
-from penstock.report.traffic_options import opened as opened_trace
 from penstock.runtime.records import segments
 from penstock.runtime.records.run_folder import Cap, LineWriter
+from penstock_lab.report.run.recording import Recording
+from penstock_lab.report.run.run_files import newest_ends, recorded_explanation
+from penstock_lab.report.run.run_page import write_report
+from penstock_lab.report.traffic_options import opened as opened_trace
 
 WRITERS, LINES = 4, 3000
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.settings import SimSettings, TransferSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import WorkerId
 from penstock.router.settings import HandoffSettings, RouterSettings
-from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp, checked
+from penstock_lab.engine.settings import SimSettings, TransferSettings
+from penstock_lab.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp, checked
 from tests.simulate.test_simulated_cluster import SIM, Run, chat, plan
 
 ALWAYS = RouterSettings(handoff=HandoffSettings(conditional="off"))

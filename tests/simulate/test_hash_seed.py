@@ -3,7 +3,7 @@
 import hashlib
 
 from penstock.kernel.values import WorkerId
-from penstock.simulate.simulation_plan import Fault, StartUp
+from penstock_lab.simulate.simulation_plan import Fault, StartUp
 from tests.hash_seeds import printed_under
 from tests.simulate.test_simulated_cluster import Run, chat, plan
 

@@ -8,20 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFirstToken, SubmitRequest
-from penstock.engine.settings import EncoderSettings, SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import MediaSpan
 from penstock.kernel.machine import SECOND, Wake, Woken
 from penstock.kernel.media.media_tokens import TOKENS_MAX, TOKENS_MIN, image_tokens, video_tokens
 from penstock.kernel.values import Prompt, RequestId
 from penstock.router.settings import HandoffSettings, RouterSettings
-from penstock.simulate.simulation_plan import PoolPlan
-from penstock.traffic.image_spec import ImageSpec
-from penstock.traffic.lengths import Fixed
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Images, images
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFirstToken, SubmitRequest
+from penstock_lab.engine.settings import EncoderSettings, SimSettings
+from penstock_lab.simulate.simulation_plan import PoolPlan
+from penstock_lab.traffic.image_spec import ImageSpec
+from penstock_lab.traffic.lengths import Fixed
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Images, images
 from tests.simulate.test_simulated_cluster import SIM, Run, plan
 
 SLOW_EYES = msgspec.structs.replace(SIM, encoder=EncoderSettings(tokens_per_second=5_000, overhead=0.0))

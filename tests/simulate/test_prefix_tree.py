@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.simulate.prefix_tree import PrefixTree
-from penstock.traffic.traffic_request import ChatMessage, TrafficRequest
+from penstock_lab.simulate.prefix_tree import PrefixTree
+from penstock_lab.traffic.traffic_request import ChatMessage, TrafficRequest
 from tests.traffic.shared_tokens import shared_tokens
 
 SIZES = st.sampled_from([(512, 64), (16, 64), (16, 16), (48, 32), (64, 48), (7, 5), (512, 100)])

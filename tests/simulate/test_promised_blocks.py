@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.settings import SimSettings, TierLinks, TimingSettings
 from penstock.kernel.request_record import RequestRecord
 from penstock.router.events import Decision
 from penstock.router.settings import IndexSettings, RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.simulate.tiers.tier_plan import TierPlan
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.settings import SimSettings, TierLinks, TimingSettings
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 from tests.simulate.test_tier_hit_rates import generated
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.settings import SimSettings
 from penstock.router.settings import AffinitySettings, CostSettings, IndexSettings, Mode, RouterSettings
-from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
 from tests.depth import deep
 from tests.simulate.test_simulated_cluster import Run, chat
 
@@ -99,7 +99,7 @@ def test_prices_in_columns_and_one_by_one_come_to_the_same(case: dict[str, Any],
     plan = msgspec.structs.replace(plan, by_block=by_block)
     traffic = chat(20, rate=4.0, seed=case["seed"])
     one_by_one = Run(plan, traffic)
-    few = mock.patch("penstock.router.kv_index.runs.run_reach.ROW_MIN", 2)
+    few = mock.patch("penstock_lab.runs.run_reach.ROW_MIN", 2)
     with mock.patch("penstock.router.selection.select.COLUMNS_MIN", 1), few:
         columns = Run(msgspec.structs.replace(plan, checked=True), traffic)
     assert columns.bytes() == one_by_one.bytes()

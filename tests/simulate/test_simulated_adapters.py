@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.kernel.request_record import RequestRecord
 from penstock.router.settings import RouterSettings
-from penstock.simulate.simulation_plan import Fault, PoolPlan
-from penstock.traffic.adapter_mix import AdapterMix
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.simulate.simulation_plan import Fault, PoolPlan
+from penstock_lab.traffic.adapter_mix import AdapterMix
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.depth import deep
 from tests.simulate.test_simulated_cluster import SIM, Run, chat, plan
 

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import RequestRecord
@@ -25,11 +22,14 @@ from penstock.planner.settings import PlannerSettings
 from penstock.router.events import Decision
 from penstock.router.settings import CostSettings, MigrationSettings, RouterSettings
 from penstock.router.status import status_row
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp
-from penstock.traffic.sessions import Sessions
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import workload
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan, StartUp
+from penstock_lab.traffic.sessions import Sessions
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import workload
 from tests.depth import deep
 from tests.planner.driven import Says, wants
 

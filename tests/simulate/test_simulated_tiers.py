@@ -3,19 +3,19 @@
 import msgspec
 import pytest
 
-from penstock.engine.engine import Engine
-from penstock.engine.events import EngineFinished, SubmitRequest
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.machine import SECOND, Wake, Woken
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Prompt
 from penstock.router.settings import RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
-from penstock.simulate.tiers.simulated_tiers import keys_of
-from penstock.simulate.tiers.tier_assembly import tiers_of
-from penstock.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.engine.engine import Engine
+from penstock_lab.engine.events import EngineFinished, SubmitRequest
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import Fault, PoolPlan, SimulationPlan
+from penstock_lab.simulate.tiers.simulated_tiers import keys_of
+from penstock_lab.simulate.tiers.tier_assembly import tiers_of
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
 from tests.simulate.test_tier_hit_rates import BYTES, SIZE, generated
 
 SLOW = TimingSettings(prefill=(0.0, 0.5, 10.0), decode=(0.0, 0.0, 5.0))

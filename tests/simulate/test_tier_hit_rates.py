@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.engine.settings import SimSettings, TierLinks
 from penstock.kernel.request_record import RequestRecord
 from penstock.router.settings import RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan
-from penstock.simulate.tiers.tier_plan import TierPlan
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.settings import SimSettings, TierLinks
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 SIZE = 512
 BYTES = 1 << 20

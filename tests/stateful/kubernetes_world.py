@@ -5,14 +5,6 @@ import asyncio
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from penstock.adapters.connectors.kubernetes.kubernetes_connector import FENCE, KubernetesConnector
-from penstock.adapters.connectors.kubernetes.scale_target import (
-    ApiRight,
-    OutcomeUnknown,
-    PoolReading,
-    TargetError,
-    WriteConflict,
-)
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.machine import Event, Wake, Woken, nanos, seconds
 from penstock.kernel.values import Pool, Replica, Traffic
@@ -21,6 +13,14 @@ from penstock.planner.observation import ModelState, Observation
 from penstock.planner.planner import Planner
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from penstock.runtime.planning.pool_observer import PoolObserver
+from penstock_kubernetes.connector.kubernetes_connector import FENCE, KubernetesConnector
+from penstock_kubernetes.connector.scale_target import (
+    ApiRight,
+    OutcomeUnknown,
+    PoolReading,
+    TargetError,
+    WriteConflict,
+)
 from tests.stateful.jumping_loop import run
 from tests.stateful.planner_world import BASE, POOLS, Wanderer
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from penstock.engine.self_benchmark import perf_metrics
-from penstock.engine.settings import SimSettings
 from penstock.kernel.values import Slo
 from penstock.planner import events as planning
 from penstock.planner.performance.speed_sources import KnownSpeeds
@@ -15,6 +13,8 @@ from penstock.planner.planner import Planner
 from penstock.planner.plugins.plugin_registry import PlannerPlugin
 from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings
+from penstock_lab.engine.self_benchmark import perf_metrics
+from penstock_lab.engine.settings import SimSettings
 from tests.depth import seeds
 from tests.stateful.planner_world import BASE, Made, Past, Wanderer, World
 

@@ -3,7 +3,7 @@
 import aiohttp
 import pytest
 
-from penstock.testing import simulated_servers
+from penstock_lab.testing import simulated_servers
 
 
 async def test_they_answer_until_the_end_of_the_block() -> None:

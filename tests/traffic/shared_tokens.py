@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 
 def shared_tokens(one: TrafficRequest, other: TrafficRequest) -> int:

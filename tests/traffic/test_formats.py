@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.request_record import RequestRecord
-from penstock.traffic.formats.mooncake import mooncake_lines
-from penstock.traffic.formats.trace_format import Format, Written, guess, reader, written
-from penstock.traffic.formats.trace_rows import BadRow, TraceRequests, numbered
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.formats.mooncake import mooncake_lines
+from penstock_lab.traffic.formats.trace_format import Format, Written, guess, reader, written
+from penstock_lab.traffic.formats.trace_rows import BadRow, TraceRequests, numbered
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.traffic.trace_examples import EXAMPLES, ROWS
 
 AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock.traffic.lengths import Lognormal
+from penstock_lab.traffic.lengths import Lognormal
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.traffic.formats.mooncake import MooncakeTrace
-from penstock.traffic.formats.trace_rows import BadRow
-from penstock.traffic.hit_rate_bound import infinite_cache_bound
+from penstock_lab.traffic.formats.mooncake import MooncakeTrace
+from penstock_lab.traffic.formats.trace_rows import BadRow
+from penstock_lab.traffic.hit_rate_bound import infinite_cache_bound
 
 GOOD = {"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [4, 5, 6]}
 

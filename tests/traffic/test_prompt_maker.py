@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernel.hashing import block_hashes
-from penstock.traffic.hit_rate_bound import InfiniteCache, infinite_cache_bound
-from penstock.traffic.prompt_maker import PromptMaker
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.hit_rate_bound import InfiniteCache, infinite_cache_bound
+from penstock_lab.traffic.prompt_maker import PromptMaker
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.traffic.shared_tokens import shared_tokens
 
 

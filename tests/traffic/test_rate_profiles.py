@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from penstock.config.reading.units import parse_number
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.settings import fields_of
-from penstock.traffic import workloads
-from penstock.traffic.arrival_patterns import PATTERNS, ShapedArrivals, parse_arrivals
-from penstock.traffic.formats.trace_format import Format
-from penstock.traffic.lengths import Fixed, Lognormal, parse_lengths
-from penstock.traffic.rate_profiles import (
+from penstock_lab.traffic import workloads
+from penstock_lab.traffic.arrival_patterns import PATTERNS, ShapedArrivals, parse_arrivals
+from penstock_lab.traffic.formats.trace_format import Format
+from penstock_lab.traffic.lengths import Fixed, Lognormal, parse_lengths
+from penstock_lab.traffic.rate_profiles import (
     DAY,
     WEEK,
     DelayedProfile,
@@ -31,7 +31,7 @@ from penstock.traffic.rate_profiles import (
     WeeklyProfile,
     follow,
 )
-from penstock.traffic.workloads import Name, workload
+from penstock_lab.traffic.workloads import Name, workload
 
 SHAPES: dict[str, RateProfile] = {
     "sine": SineProfile(1.0, 60.0),

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic.formats.servegen import (
+from penstock_lab.traffic.formats.servegen import (
     WINDOW,
     RateRows,
     ServegenClient,
@@ -19,8 +19,8 @@ from penstock.traffic.formats.servegen import (
     rate_over_time,
     read_spans,
 )
-from penstock.traffic.formats.trace_rows import BadRow
-from penstock.traffic.lengths import Empirical
+from penstock_lab.traffic.formats.trace_rows import BadRow
+from penstock_lab.traffic.lengths import Empirical
 
 LENGTHS = [ServegenSpan(0.0, Empirical([10, 20], [0.5, 0.5]), Empirical([3]))]
 

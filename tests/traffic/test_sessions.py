@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.traffic.sessions import Sessions, SessionTurns
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import workload
+from penstock_lab.traffic.sessions import Sessions, SessionTurns
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import workload
 
 
 def turn(at: float, session: str | None = None, number: int = 0, think: float | None = None) -> TrafficRequest:

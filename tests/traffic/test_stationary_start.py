@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pytest
 
 from penstock.config.reading.units import parse_number
-from penstock.traffic.arrival_patterns import parse_arrivals
-from penstock.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
-from penstock.traffic.planned_sessions import UNIT, PromptWriter, blocks_of, zipf
-from penstock.traffic.workloads import (
+from penstock_lab.traffic.arrival_patterns import parse_arrivals
+from penstock_lab.traffic.lengths import Empirical, Fixed, Lengths, Lognormal
+from penstock_lab.traffic.planned_sessions import UNIT, PromptWriter, blocks_of, zipf
+from penstock_lab.traffic.workloads import (
     CODING_UNIT,
     SETTLE,
     Agent,

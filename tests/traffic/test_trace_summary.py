@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.traffic.trace_summary import WINDOWS, mean_rate, summarise
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.trace_summary import WINDOWS, mean_rate, summarise
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 
 def request(at: float, isl: int = 100, **fields: object) -> TrafficRequest:

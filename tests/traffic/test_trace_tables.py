@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.traffic.formats import timed_rows
-from penstock.traffic.formats.time_units import PER_SECOND, TimeUnit, plain_name, split_unit
-from penstock.traffic.formats.trace_format import guess, reader
-from penstock.traffic.formats.trace_rows import BadRow, TraceRequests
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.formats import timed_rows
+from penstock_lab.traffic.formats.time_units import PER_SECOND, TimeUnit, plain_name, split_unit
+from penstock_lab.traffic.formats.trace_format import guess, reader
+from penstock_lab.traffic.formats.trace_rows import BadRow, TraceRequests
+from penstock_lab.traffic.traffic_request import TrafficRequest
 from tests.traffic.trace_examples import DAY, EXAMPLES, ROWS, ExampleRow, TraceExample, ns, otlp, span
 
 NAMES = [example.format for example in EXAMPLES]
@@ -194,7 +194,7 @@ def test_the_flag_counts_before_what_the_rows_seem_to_say() -> None:
 
 
 def test_what_penstock_wrote_says_its_unit_whatever_its_rate() -> None:
-    from penstock.traffic.formats.trace_format import written as to_lines
+    from penstock_lab.traffic.formats.trace_format import written as to_lines
 
     fast = [TrafficRequest(at=number * 1e-5, isl=100, osl=10) for number in range(50)]
     trace = reader("mooncake", to_lines("mooncake", fast))

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from penstock.config.reading.units import parse_number
 from penstock.kernel.errors import ConfigError
-from penstock.traffic import arrivals, trace_slices
-from penstock.traffic.arrival_patterns import parse_arrivals
-from penstock.traffic.hit_rate_bound import infinite_cache_bound
-from penstock.traffic.lengths import Empirical, Fixed, Lognormal
-from penstock.traffic.planned_sessions import Form
-from penstock.traffic.prompt_maker import PromptMaker
-from penstock.traffic.traffic_request import TrafficRequest
-from penstock.traffic.workloads import Coding, Name, Plain, plain, workload
+from penstock_lab.traffic import arrivals, trace_slices
+from penstock_lab.traffic.arrival_patterns import parse_arrivals
+from penstock_lab.traffic.hit_rate_bound import infinite_cache_bound
+from penstock_lab.traffic.lengths import Empirical, Fixed, Lognormal
+from penstock_lab.traffic.planned_sessions import Form
+from penstock_lab.traffic.prompt_maker import PromptMaker
+from penstock_lab.traffic.traffic_request import TrafficRequest
+from penstock_lab.traffic.workloads import Coding, Name, Plain, plain, workload
 from tests.traffic.shared_tokens import shared_tokens
 
 KINDS = ["poisson", "gamma", "constant", "bursts"]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from penstock.traffic.formats.trace_format import Format
+from penstock_lab.traffic.formats.trace_format import Format
 
 DAY = 1_759_813_207.5
 """Seconds since 1970."""

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from penstock.transfer.storage.block_store import BlockIo, BlockStore
-from penstock.transfer.storage.slab_file import aligned
+from penstock_kv.transfer.storage.block_store import BlockIo, BlockStore
+from penstock_kv.transfer.storage.slab_file import aligned
 
 PATIENCE = 30.0
 """Seconds of a deadline that only a broken store meets."""

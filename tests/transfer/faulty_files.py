@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from penstock.transfer.storage.record_header import SECTOR
-from penstock.transfer.storage.slab_file import FileCalls, aligned
+from penstock_kv.transfer.storage.record_header import SECTOR
+from penstock_kv.transfer.storage.slab_file import FileCalls, aligned
 
 FileFaultKind = Literal["error", "short", "flip", "hang"]
 FaultyCall = Literal["read", "write", "any"]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.transfer.backends import byte_copies
-from penstock.transfer.descriptors import MemoryRegion
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import TransferBackend
+from penstock_kv.transfer.backends import byte_copies
+from penstock_kv.transfer.descriptors import MemoryRegion
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_backend import TransferBackend
 from tests.transfer.transfer_contract import fill
 
 

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 
-from penstock.transfer.backends.nixl_backend import NixlBackend
-from penstock.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.backends.nixl_backend import NixlBackend
+from penstock_kv.transfer.transfer_agent import TransferAgent
 
 
 async def main(epoch: int, size: int) -> None:

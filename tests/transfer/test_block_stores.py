@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transfer.storage.block_store import BlockStore
-from penstock.transfer.storage.disk_store import DiskStore
-from penstock.transfer.storage.host_slab import HostSlab
-from penstock.transfer.storage.object_store import ObjectStore
-from penstock.transfer.storage.record_header import SECTOR, SIZE
+from penstock_kv.transfer.storage.block_store import BlockStore
+from penstock_kv.transfer.storage.disk_store import DiskStore
+from penstock_kv.transfer.storage.host_slab import HostSlab
+from penstock_kv.transfer.storage.object_store import ObjectStore
+from penstock_kv.transfer.storage.record_header import SECTOR, SIZE
 from tests.transfer.block_store_contract import *  # noqa: F403
 from tests.transfer.block_store_contract import SLOTS, BlockStoreHarness
 from tests.transfer.object_servers import BUCKET, azure_server, s3_server

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.storage import io_threads
-from penstock.transfer.storage.block_store import BlockIo
-from penstock.transfer.storage.disk_store import THREADS_PER_FILE, DiskStore
-from penstock.transfer.storage.record_header import SECTOR, SIZE
-from penstock.transfer.storage.slab_file import FileCalls
+from penstock_kv.transfer.storage import io_threads
+from penstock_kv.transfer.storage.block_store import BlockIo
+from penstock_kv.transfer.storage.disk_store import THREADS_PER_FILE, DiskStore
+from penstock_kv.transfer.storage.record_header import SECTOR, SIZE
+from penstock_kv.transfer.storage.slab_file import FileCalls
 from tests.conftest import skip_or_fail
 from tests.depth import deep
 from tests.transfer.block_store_contract import PATIENCE, block, empty, outcomes, payload_of, written
@@ -400,10 +400,10 @@ async def test_a_disk_that_is_full_at_a_write_fails_that_block(small_disk: Path)
 WRITER = """
 import asyncio, random, sys
 from pathlib import Path
-from penstock.transfer.storage.block_store import BlockIo
-from penstock.transfer.storage.block_store import BlockIo
-from penstock.transfer.storage.disk_store import DiskStore
-from penstock.transfer.storage.slab_file import aligned
+from penstock_kv.transfer.storage.block_store import BlockIo
+from penstock_kv.transfer.storage.block_store import BlockIo
+from penstock_kv.transfer.storage.disk_store import DiskStore
+from penstock_kv.transfer.storage.slab_file import aligned
 
 async def main(folders, size, slots, seed):
     store = DiskStore([Path(each) for each in folders], size, slots)

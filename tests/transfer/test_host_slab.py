@@ -8,8 +8,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.storage.host_slab import PIECE, HostSlab, memory_limit
-from penstock.transfer.storage.record_header import SECTOR
+from penstock_kv.transfer.storage.host_slab import PIECE, HostSlab, memory_limit
+from penstock_kv.transfer.storage.record_header import SECTOR
 from tests.transfer.block_store_contract import block, empty, payload_of
 
 SIZE = 5000

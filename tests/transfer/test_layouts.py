@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.descriptors import RegionInfo
-from penstock.transfer.layouts.block_layout import BlockLayout, fully_contiguous, layer_separate
-from penstock.transfer.layouts.block_set import BlockSet, RegionStart, import_block_set, plan_descriptors
-from penstock.transfer.layouts.copy_plan import CopyPlan, copy_plan, head_routes
-from penstock.transfer.layouts.kv_shape import KvShape
-from penstock.transfer.transfer_status import TransferRefused
+from penstock_kv.transfer.descriptors import RegionInfo
+from penstock_kv.transfer.layouts.block_layout import BlockLayout, fully_contiguous, layer_separate
+from penstock_kv.transfer.layouts.block_set import BlockSet, RegionStart, import_block_set, plan_descriptors
+from penstock_kv.transfer.layouts.copy_plan import CopyPlan, copy_plan, head_routes
+from penstock_kv.transfer.layouts.kv_shape import KvShape
+from penstock_kv.transfer.transfer_status import TransferRefused
 from tests.depth import deep
 
 BLOCKS = 5

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
 from tests.transfer.memory_harness import MemoryHarness
 from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 from tests.transfer.transfer_contract import pair_of

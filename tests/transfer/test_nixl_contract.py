@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock.transfer.backends.nixl_backend import NixlBackend, RegionsLent
+from penstock_kv.transfer.backends.nixl_backend import NixlBackend, RegionsLent
 from tests.transfer.memory_harness import MemoryHarness
 from tests.transfer.nixl_setup import needs_nixl
 from tests.transfer.transfer_contract import *  # noqa: F403 - the suite

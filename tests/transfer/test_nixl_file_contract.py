@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.transfer.backends.nixl_agent import NixlAgent
-from penstock.transfer.backends.nixl_file_backend import NixlFileBackend
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_status import TransferState
+from penstock_kv.transfer.backends.nixl_agent import NixlAgent
+from penstock_kv.transfer.backends.nixl_file_backend import NixlFileBackend
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_status import TransferState
 from tests.transfer.memory_harness import FolderHarness
 from tests.transfer.nixl_setup import needs_nixl
 from tests.transfer.transfer_contract import *  # noqa: F403 - the suite

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.transfer.backends.nixl_backend import NixlBackend
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_status import TransferState, TransferStatus
+from penstock_kv.transfer.backends.nixl_backend import NixlBackend
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_status import TransferState, TransferStatus
 from tests.transfer.nixl_setup import needs_nixl
 
 SIZE = 1 << 20

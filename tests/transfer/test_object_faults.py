@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.transfer.storage import object_store
-from penstock.transfer.storage.object_store import ObjectName, ObjectStore, parse_name
-from penstock.transfer.storage.record_header import SIZE
+from penstock_kv.transfer.storage import object_store
+from penstock_kv.transfer.storage.object_store import ObjectName, ObjectStore, parse_name
+from penstock_kv.transfer.storage.record_header import SIZE
 from tests.transfer.block_store_contract import PATIENCE, block, empty, outcomes, payload_of, written
 from tests.transfer.object_servers import BUCKET, s3_server
 

@@ -7,14 +7,14 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.backends import byte_copies
-from penstock.transfer.backends.nixl_backend import NixlBackend
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.peer_slabs import BlockPlace, PeerAnswer, PeerSlabs
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.tcp.tcp_stream import TcpStream
-from penstock.transfer.transfer_backend import TransferBackend, TransferOrder
+from penstock_kv.transfer.backends import byte_copies
+from penstock_kv.transfer.backends.nixl_backend import NixlBackend
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.backends.tcp_backend import TcpBackend
+from penstock_kv.transfer.peer_slabs import BlockPlace, PeerAnswer, PeerSlabs
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.tcp.tcp_stream import TcpStream
+from penstock_kv.transfer.transfer_backend import TransferBackend, TransferOrder
 from tests.transfer.nixl_setup import needs_nixl
 
 SECRET = ClusterSecret("the secret of this cluster")
@@ -215,7 +215,7 @@ async def test_a_cancelled_read_lets_go_of_its_slots(peers: Peers, monkeypatch: 
         await hold.wait()
 
     monkeypatch.setattr(TcpStream, "send_payload", slow)
-    monkeypatch.setattr("penstock.transfer.backends.shm_backend.copy_pieces", slow_map)
+    monkeypatch.setattr("penstock_kv.transfer.backends.shm_backend.copy_pieces", slow_map)
     reading = asyncio.create_task(peers.read([1]))
     await began.wait()
     reading.cancel()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from penstock.transfer.storage.record_header import (
+from penstock_kv.transfer.storage.record_header import (
     KEY_MAX,
     SECTOR,
     SIZE,

@@ -13,12 +13,12 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from penstock.transfer.agent_metadata import decode_metadata
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.descriptors import Descriptor
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_status import TransferRefused, TransferState, TransferStatus
+from penstock_kv.transfer.agent_metadata import decode_metadata
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.descriptors import Descriptor
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_status import TransferRefused, TransferState, TransferStatus
 from tests.transfer.memory_harness import MemoryHarness
 from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 from tests.transfer.transfer_contract import pair_of
@@ -26,10 +26,10 @@ from tests.transfer.transfer_contract import pair_of
 SIZE = 8 << 20
 PEER = """
 import asyncio, sys
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.descriptors import Descriptor
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.descriptors import Descriptor
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
 
 async def main(epoch, size):
     async with TransferAgent("child", [ShmBackend()], epoch=epoch) as agent:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.tcp.tcp_stream import TcpStream
+from penstock_kv.transfer.backends.tcp_backend import TcpBackend
+from penstock_kv.transfer.tcp.tcp_stream import TcpStream
 from tests.transfer.memory_harness import MemoryHarness
 from tests.transfer.transfer_contract import *  # noqa: F403 - the suite
 

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transfer import transfer_agent
-from penstock.transfer.agent_metadata import decode_metadata
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.descriptors import MemoryRegion, RegionInfo
-from penstock.transfer.layouts.block_layout import fully_contiguous, layer_separate
-from penstock.transfer.layouts.block_set import BlockSet, RegionStart, import_block_set, plan_descriptors
-from penstock.transfer.layouts.copy_plan import copy_plan, head_routes
-from penstock.transfer.layouts.kv_shape import KvShape
-from penstock.transfer.shared_memory import SharedMemory
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import BackendBase, Capabilities, RemoteAgent, TransferOrder
-from penstock.transfer.transfer_status import (
+from penstock_kv.transfer import transfer_agent
+from penstock_kv.transfer.agent_metadata import decode_metadata
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.descriptors import MemoryRegion, RegionInfo
+from penstock_kv.transfer.layouts.block_layout import fully_contiguous, layer_separate
+from penstock_kv.transfer.layouts.block_set import BlockSet, RegionStart, import_block_set, plan_descriptors
+from penstock_kv.transfer.layouts.copy_plan import copy_plan, head_routes
+from penstock_kv.transfer.layouts.kv_shape import KvShape
+from penstock_kv.transfer.shared_memory import SharedMemory
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_backend import BackendBase, Capabilities, RemoteAgent, TransferOrder
+from penstock_kv.transfer.transfer_status import (
     STATE_CHANGES,
     PieceFailed,
     TransferFailed,

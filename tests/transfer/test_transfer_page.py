@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
-from penstock.transfer.backends.nixl_backend import NixlBackend
-from penstock.transfer.backends.nixl_file_backend import NixlFileBackend
-from penstock.transfer.backends.shm_backend import ShmBackend
-from penstock.transfer.backends.tcp_backend import TcpBackend
-from penstock.transfer.transfer_backend import TransferBackend
-from penstock.transfer.transfer_status import STATE_CHANGES
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.backends.nixl_backend import NixlBackend
+from penstock_kv.transfer.backends.nixl_file_backend import NixlFileBackend
+from penstock_kv.transfer.backends.shm_backend import ShmBackend
+from penstock_kv.transfer.backends.tcp_backend import TcpBackend
+from penstock_kv.transfer.transfer_backend import TransferBackend
+from penstock_kv.transfer.transfer_status import STATE_CHANGES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "transfer.md").read_text()
 BACKENDS: list[type[TransferBackend]] = [MemcpyBackend, ShmBackend, NixlBackend, TcpBackend, NixlFileBackend]

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.transfer import transfer_agent
-from penstock.transfer.backends.memcpy_backend import MemcpyBackend
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_status import TransferRefused, TransferState
+from penstock_kv.transfer import transfer_agent
+from penstock_kv.transfer.backends.memcpy_backend import MemcpyBackend
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_status import TransferRefused, TransferState
 from tests.conftest import skip_or_fail
 
 try:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.weights.weight_protocol import WantWeights, WeightsHere, WeightsRefused, ask
 from penstock.kernel.secret import ClusterSecret
-from penstock.runtime.weights.weight_process import WeightNode, _accept, _listener
-from penstock.transfer.weights import weight_fetch
-from penstock.transfer.weights.weight_fetch import FetchFailed, fetch
-from penstock.transfer.weights.weight_files import CheckpointFiles, UnfitCheckpoint
-from penstock.transfer.weights.weight_server import WeightServer
+from penstock_kv.inside.weights.weight_protocol import WantWeights, WeightsHere, WeightsRefused, ask
+from penstock_kv.transfer.weights import weight_fetch
+from penstock_kv.transfer.weights.weight_fetch import FetchFailed, fetch
+from penstock_kv.transfer.weights.weight_files import CheckpointFiles, UnfitCheckpoint
+from penstock_kv.transfer.weights.weight_server import WeightServer
+from penstock_kv.weights.weight_process import WeightNode, _accept, _listener
 
 SECRET = ClusterSecret("a secret of this test only")
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from penstock.transfer.descriptors import ByteArray, Descriptor, MemoryRegion
-from penstock.transfer.transfer_agent import TransferAgent
-from penstock.transfer.transfer_backend import Capabilities, Direction
-from penstock.transfer.transfer_handle import TransferHandle
-from penstock.transfer.transfer_status import TransferFailed, TransferRefused, TransferState, TransferStatus
+from penstock_kv.transfer.descriptors import ByteArray, Descriptor, MemoryRegion
+from penstock_kv.transfer.transfer_agent import TransferAgent
+from penstock_kv.transfer.transfer_backend import Capabilities, Direction
+from penstock_kv.transfer.transfer_handle import TransferHandle
+from penstock_kv.transfer.transfer_status import TransferFailed, TransferRefused, TransferState, TransferStatus
 
 PATIENCE = 30.0
 """Seconds after which a wait is given up; only a broken backend meets it."""

@@ -24,14 +24,14 @@ from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.dialects.scale_out_routes import TOKEN_ROUTES
 from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.frontend.open_inference.inference_listener import InferenceListener
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer, RenderedPrompt
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.frontend.prompt.request_body import Parsed, parse
 from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerJoined
-from penstock.traffic.prompt_maker import words
+from penstock_extras.open_inference.inference_listener import InferenceListener
+from penstock_lab.traffic.prompt_maker import words
 from tests.frontend.stand import Stand, stand
 from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client

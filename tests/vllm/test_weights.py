@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from penstock.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
+from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
 from tests.live.cluster import post
 from tests.transfer.test_weights import Flipping
 from tests.vllm.server import MODEL, VllmServer
@@ -56,7 +56,7 @@ def text_of(venv: Path, checkpoint: Path, log: Path, socket: Path, monkeypatch: 
     plugins.mkdir(parents=True, exist_ok=True)
     (plugins / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0\n")
     (plugins / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\npenstock = penstock.inside.weights.vllm_weights:register\n"
+        "[vllm.general_plugins]\npenstock = penstock_kv.inside.weights.vllm_weights:register\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{plugins.parent}")
     monkeypatch.setenv(WEIGHTS_ENV, str(socket))

@@ -2,7 +2,7 @@
 
 It takes what is desired and what happened to each replica, and returns what is to be done. A live driver carries that
 out with processes (`penstock.runtime.supervision.fleet_driver`), the simulator with virtual engines
-(`penstock.simulate.fleet_effects`).
+(`penstock_lab.simulate.fleet_effects`).
 """
 
 from collections.abc import Sequence

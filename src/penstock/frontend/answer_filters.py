@@ -31,7 +31,7 @@ class AuditedRequest(HttpExchange, Protocol):
 
 
 class RequestAudit(Protocol):
-    """Log of prompts and answers: `penstock.frontend.audit.audit_log.AuditLog`."""
+    """Log of prompts and answers: `penstock_extras.audit.audit_log.AuditLog`."""
 
     settings: AuditSettings
     folder: Path
@@ -46,7 +46,7 @@ class RequestAudit(Protocol):
 
 
 class RequestCopies(Protocol):
-    """Copies of answered requests at other models: `penstock.frontend.shadows.shadow_desk.ShadowDesk`."""
+    """Copies of answered requests at other models: `penstock_extras.shadows.shadow_desk.ShadowDesk`."""
 
     counts: dict[tuple[str, str], ShadowStatus]
 
@@ -62,7 +62,7 @@ class RequestCopies(Protocol):
 
 
 class EngineFiles(Protocol):
-    """Files that lie at engines: `penstock.frontend.jobs.engine_jobs.EngineJobs`."""
+    """Files that lie at engines: `penstock_extras.jobs.engine_jobs.EngineJobs`."""
 
     async def with_engine_files(self, raw: bytes, owner: str) -> tuple[bytes, Any]: ...
     def engine(self, job: Any) -> WorkerCard: ...
@@ -70,7 +70,7 @@ class EngineFiles(Protocol):
 
 
 class KeyVerifier(Protocol):
-    """Accepts tokens of an issuer as keys: `penstock.frontend.tenants.jwt_verifier.JwtVerifier`."""
+    """Accepts tokens of an issuer as keys: `penstock_extras.jwt.jwt_verifier.JwtVerifier`."""
 
     async def name(self, token: str) -> str: ...
     async def close(self) -> None: ...

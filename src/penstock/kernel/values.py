@@ -274,7 +274,7 @@ class Prompt(msgspec.Struct, frozen=True):
     Args:
         isl: its tokens.
         blocks: chained hashes of its full blocks, as many as are known, or their short form
-            (`penstock.kernel.block_runs.Chain`).
+            (`penstock_lab.runs.block_runs.Chain`).
         estimated: no tokenizer of the model was at hand: ``isl`` is an estimate, and the blocks name text and no KV.
     """
 

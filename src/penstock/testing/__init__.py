@@ -7,6 +7,6 @@ extensions without pip.
 
 from penstock.testing.effects import like, none, only
 from penstock.testing.router_world import RouterWorld, arrived, card, prompt
-from penstock.testing.simulated_servers import simulated_servers
+from penstock_lab.testing import simulated_servers
 
 __all__ = ["RouterWorld", "arrived", "card", "like", "none", "only", "prompt", "simulated_servers"]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.connectors.virtual_client import UnknownDecision, VirtualClient, VirtualDecision
-from penstock.adapters.connectors.virtual_connector import VirtualConnector
-from penstock.adapters.connectors.virtual_keys import prefix_of, standing
 from penstock.adapters.stores.etcd_client import EtcdClient
-from penstock.adapters.stores.etcd_keys import EtcdKeys
 from penstock.config.settings.planning_settings import VirtualSettings
 from penstock.planner.plugins.proposals import Reason
-from penstock.runtime.planning.virtual_keys_access import connect, keys_of
+from penstock_dynamo.virtual.etcd_keys import EtcdKeys
+from penstock_dynamo.virtual.virtual_client import UnknownDecision, VirtualClient, VirtualDecision
+from penstock_dynamo.virtual.virtual_connector import VirtualConnector
+from penstock_dynamo.virtual.virtual_keys import prefix_of, standing
+from penstock_dynamo.virtual.virtual_keys_access import connect, keys_of
 from tests import server_fixtures
 from tests.servers import Etcd
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.adapters.plugins.plugin_host import PluginHost
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
 from penstock.kernel.machine import Event, Woken
 from penstock.kernel.values import UNKNOWN_LIMITS, Traffic
@@ -21,6 +20,7 @@ from penstock.planner.settings import PlannerSettings
 from penstock.planner.settings_plugins import PluginSettings
 from penstock.planner.tick_record import TickRecord
 from penstock.runtime.live_driver import LiveDriver
+from penstock_extras.plugins.plugin_host import PluginHost
 from tests.planner.pool_states import pool_state
 
 TOKEN = "a-token-of-the-tests"

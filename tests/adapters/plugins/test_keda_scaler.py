@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.plugins.keda_scaler import AGE_MAX, METRIC, KedaScaler
-from penstock.adapters.plugins.protobuf_messages import KEDA, message, service
 from penstock.kernel.errors import ConfigError
+from penstock_extras.plugins.protobuf_messages import KEDA, message, service
+from penstock_kubernetes.keda_scaler import AGE_MAX, METRIC, KedaScaler
 
 grpc = pytest.importorskip("grpc")
 

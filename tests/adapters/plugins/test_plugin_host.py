@@ -17,15 +17,15 @@ import grpc
 import msgspec
 import pytest
 
-from penstock.adapters.plugins.plugin_address import address_of, channel
-from penstock.adapters.plugins.plugin_server import PluginServer, RegistrationRefused
-from penstock.adapters.plugins.plugin_tokens import PluginTokens, bearer, tokens_of
-from penstock.adapters.plugins.protobuf_messages import message, service
 from penstock.kernel.errors import ConfigError
 from penstock.planner.plugins.plugin_context import PluginContext
 from penstock.planner.plugins.plugin_registry import PluginSpec, StatelessPlugin
 from penstock.planner.plugins.proposals import Override, PoolTarget, Predicted, Prediction, Reason, Reject, Result
 from penstock.planner.settings_plugins import PluginEntry, PluginSettings
+from penstock_extras.plugins.plugin_address import address_of, channel
+from penstock_extras.plugins.plugin_server import PluginServer, RegistrationRefused
+from penstock_extras.plugins.plugin_tokens import PluginTokens, bearer, tokens_of
+from penstock_extras.plugins.protobuf_messages import message, service
 from tests.adapters.plugins.harness import OTHER, TOKEN, Stand, Wants, settings
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "planner-plugin" / "price_of_day.py"
@@ -210,7 +210,7 @@ async def test_one_that_was_put_out_by_mistake_registers_again(tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_a_plugin_outlives_its_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.adapters.plugins.registry_service.PLUGINS_MAX", 1)
+    monkeypatch.setattr("penstock_extras.plugins.registry_service.PLUGINS_MAX", 1)
     stand = await Stand(settings(tmp_path), []).__aenter__()
     async with serving(Most(3), stand.host.address) as server:
         await stand.until(lambda: stand.seat("p").evaluations.get("override"))
@@ -276,7 +276,7 @@ async def test_nobody_takes_the_id_of_a_built_in_one(tmp_path: Path) -> None:
 
 
 async def test_there_are_never_more_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.adapters.plugins.registry_service.PLUGINS_MAX", 1)
+    monkeypatch.setattr("penstock_extras.plugins.registry_service.PLUGINS_MAX", 1)
     async with Stand(settings(tmp_path), []) as stand, serving(Most(3), stand.host.address):
         with pytest.raises(RegistrationRefused, match="full"):
             async with serving(Most(3, id="q"), stand.host.address, OTHER):

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.plugins import protobuf_messages
-from penstock.adapters.plugins.protobuf_convert import ConversionError, fill, plain
-from penstock.adapters.plugins.protobuf_messages import message
-from penstock.adapters.plugins.stage_messages import (
+from penstock.kernel.values import EngineLimits, Pool, RequestShape, StepStats, Traffic
+from penstock.planner.events import AskPlugin
+from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
+from penstock.planner.plugins import proposals
+from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
+from penstock.planner.plugins.proposals import Accept, Flip, Override, PoolTarget, Predicted, Prediction, Reason, Reject
+from penstock_extras.plugins import protobuf_messages
+from penstock_extras.plugins.protobuf_convert import ConversionError, fill, plain
+from penstock_extras.plugins.protobuf_messages import message
+from penstock_extras.plugins.stage_messages import (
     METHODS,
     answer_of,
     observation_of,
@@ -21,12 +27,6 @@ from penstock.adapters.plugins.stage_messages import (
     spec_message,
     spec_of,
 )
-from penstock.kernel.values import EngineLimits, Pool, RequestShape, StepStats, Traffic
-from penstock.planner.events import AskPlugin
-from penstock.planner.observation import EngineState, ModelState, Observation, PoolState
-from penstock.planner.plugins import proposals
-from penstock.planner.plugins.plugin_registry import PluginSlot, PluginSpec
-from penstock.planner.plugins.proposals import Accept, Flip, Override, PoolTarget, Predicted, Prediction, Reason, Reject
 from tests.adapters.plugins.harness import observation
 from tests.planner.pool_states import pool_state
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engines.sim.request_reader import RequestReader, options_of
-from penstock.adapters.engines.sim.sim_text import SimText
 from penstock.kernel.errors import ClientError
+from penstock_lab.sim.request_reader import RequestReader, options_of
+from penstock_lab.sim.sim_text import SimText
 
 READER = RequestReader(SimText(), "sim", (), 1000)
 

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from penstock.adapters.engines.describe import describe, listed_adapters
-from penstock.adapters.engines.sim.sim_server import RunningServer, start
-from penstock.engine.settings import SimSettings
 from penstock.kernel.values import WorkerId
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.sim.sim_server import RunningServer, start
 
 
 @pytest.fixture

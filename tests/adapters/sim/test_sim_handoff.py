@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from penstock.adapters.engines.sim.sim_server import RunningServer
-from penstock.engine.settings import SimSettings, TransferSettings
+from penstock_lab.engine.settings import SimSettings, TransferSettings
+from penstock_lab.sim.sim_server import RunningServer
 from tests.adapters.sim.test_sim_server import FAST, SLOW, chunks, post, serving, until
 
 PROMPT = [5 + i % 90 for i in range(200)]

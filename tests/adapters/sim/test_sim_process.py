@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 pytestmark = pytest.mark.live
-COMMAND = [sys.executable, "-m", "penstock.adapters.engines.sim.sim_process"]
+COMMAND = [sys.executable, "-m", "penstock_lab.sim.sim_process"]
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from aiohttp import web
 from penstock.adapters.engines.describe import describe, measured_speed
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
-from penstock.adapters.engines.sim.sim_server import RunningServer, start
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.tiers.load_worth import costs_in
 from penstock.kernel.values import KvStored, StepStats, WorkerId
-from penstock.simulate.tiers.tier_plan import TierPlan
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.sim.sim_server import RunningServer, start
+from penstock_lab.simulate.tiers.tier_plan import TierPlan
 from tests.kv_batches import batches_of
 
 FAST = SimSettings(block_size=16, kv_blocks=512, max_model_len=4096, timing=TimingSettings(speed_up=50.0))

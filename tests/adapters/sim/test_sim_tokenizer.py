@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.engines.sim.sim_text import SimText
-from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR
+from penstock_lab.sim.sim_text import SimText
+from penstock_lab.sim.sim_tokenizer import DATA_DIR
 from tests.adapters.sim.tokenizer_maker import tokenizer_files, write
 
 TEXT = SimText()

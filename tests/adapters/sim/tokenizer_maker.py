@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.adapters.engines.sim.sim_tokenizer import DATA_DIR, END, WORDS, byte_letters
 from penstock.kernel.values import JsonObject
+from penstock_lab.sim.sim_tokenizer import DATA_DIR, END, WORDS, byte_letters
 
 MERGES = 768
 SPECIALS = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|image|>")

@@ -36,10 +36,10 @@ KINDS: dict[str, tuple[str, str, Any]] = {
     "forward pass": ("penstock.kernel.pass_report", "PassReport", BINARY),
     "relayed KV events": ("penstock.runtime.kv_events.kv_relay_messages", "SnapshotPart", BINARY),
     "question for KV events": ("penstock.runtime.kv_events.kv_relay_messages", "ReplayQuestion", BINARY),
-    "agent metadata": ("penstock.transfer.agent_metadata", "AgentMetadata", BINARY),
-    "block set": ("penstock.transfer.layouts.block_set", "BlockSet", BINARY),
+    "agent metadata": ("penstock_kv.transfer.agent_metadata", "AgentMetadata", BINARY),
+    "block set": ("penstock_kv.transfer.layouts.block_set", "BlockSet", BINARY),
     **{
-        f"tier {name}": ("penstock.inside.tier_protocol", name, BINARY)
+        f"tier {name}": ("penstock_kv.inside.tier_protocol", name, BINARY)
         for name in (
             *("TierHello", "TierWelcome", "AskBlocks", "AnswerBlocks", "StoreBlocks", "LoadBlocks", "CancelJob"),
             *("UsedBlocks", "PrefetchBlocks", "PrefillSpeed", "JobDone", "RemovedBlocks"),

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.journal_frames import Frames, frame, packed, read_header
-from penstock.report.journal_replay import replay
+from penstock_lab.report.journal_replay import replay
 
 JOURNALS = Path(__file__).parent / "data/journals"
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import yaml
 
-from penstock.adapters.kubernetes.kubernetes_login import open_client
-from penstock.adapters.stores.kubernetes_store import KubernetesStore
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret
+from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from tests.cable import Cable
 
 OWNER = """
 import asyncio, sys
-from penstock.adapters.kubernetes.kubernetes_login import open_client
-from penstock.adapters.stores.kubernetes_store import KubernetesStore
+from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret
 

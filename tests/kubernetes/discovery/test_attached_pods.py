@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.config.settings.discovery_settings import KubernetesSettings
+from penstock_kubernetes.api.kubernetes_login import open_client
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.test_pod_pool import Pods
 from tests.live.cluster import served, until

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.kubernetes import resource_watch
-from penstock.adapters.kubernetes.discovery_resources import DISCOVERY_LABEL, entry_class, entry_name, lease_class
-from penstock.adapters.kubernetes.kubernetes_login import open_client
-from penstock.adapters.kubernetes.resource_watch import list_all
 from penstock.adapters.seams import StoreUnavailable
-from penstock.adapters.stores import kubernetes_view
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.testing.store_contract import PATIENCE, TTL, alive_again, watching
+from penstock_kubernetes.api import resource_watch
+from penstock_kubernetes.api.discovery_resources import DISCOVERY_LABEL, entry_class, entry_name, lease_class
+from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.resource_watch import list_all
+from penstock_kubernetes.store import kubernetes_view
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.api_cables import KubernetesHarness
 from tests.kubernetes.discovery.conftest import fault
@@ -80,8 +80,8 @@ async def test_in_a_pod_the_lease_goes_with_the_pod(kubernetes, client, monkeypa
 
 @pytest.mark.parametrize("off", [-3600.0, 3600.0])
 async def test_a_wrong_clock_of_an_owner_does_not_matter(kubernetes, monkeypatch, off):
-    from penstock.adapters.kubernetes import discovery_resources
-    from penstock.adapters.stores import kubernetes_leases
+    from penstock_kubernetes.api import discovery_resources
+    from penstock_kubernetes.store import kubernetes_leases
 
     def wrong() -> str:
         moment = discovery_resources.time.time() + off

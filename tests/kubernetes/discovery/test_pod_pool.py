@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.adapters.kubernetes.kubernetes_login import open_client
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.values import Pool
-from penstock.runtime.supervision.pod_pool import PodPool, inference_pool
 from penstock.testing.store_contract import PATIENCE
+from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.pod_pool import PodPool, inference_pool
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.api_cables import KubernetesHarness
 from tests.kubernetes.discovery.conftest import install

@@ -8,7 +8,7 @@ pytest.importorskip("lightkube")
 
 from lightkube.resources.core_v1 import Pod
 
-from penstock.adapters.kubernetes.pod_servers import servers_of
+from penstock_kubernetes.api.pod_servers import servers_of
 
 
 def pod(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.adapters.kubernetes.kubernetes_login import open_client
-from penstock.adapters.kubernetes.rights import STORE_RIGHTS, ResourceRight, missing_rights
-from penstock.adapters.stores.kubernetes_store import KubernetesStore
 from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.config.reading.load import load
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.testing.store_contract import watching
+from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.rights import STORE_RIGHTS, ResourceRight, missing_rights
+from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from tests.kubernetes.conftest import RunningApi
 
 

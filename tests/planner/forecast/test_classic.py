@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape
-from penstock.planner.forecast.arima import ArimaPredictor
-from penstock.planner.forecast.constant import ConstantPredictor
-from penstock.planner.forecast.kalman import KalmanPredictor
 from penstock.planner.forecast.predictor import IntervalCounts, IntervalShape, PredictionSeries
-from penstock.planner.forecast.predictor_makers import predictor_of
-from penstock.planner.forecast.prophet import ProphetPredictor
 from penstock.planner.forecast.trace_interval import TraceInterval
-from penstock.planner.forecast.warm_up import intervals, warm_up
 from penstock.planner.policies import make
 from penstock.planner.settings import PlannerSettings
-from penstock.planner.settings_classic import ClassicSettings, ForecastSettings
+from penstock_dynamo.forecast.arima import ArimaPredictor
+from penstock_dynamo.forecast.constant import ConstantPredictor
+from penstock_dynamo.forecast.kalman import KalmanPredictor
+from penstock_dynamo.forecast.predictor_makers import predictor_of
+from penstock_dynamo.forecast.prophet import ProphetPredictor
+from penstock_dynamo.forecast.warm_up import intervals, warm_up
+from penstock_dynamo.settings_classic import ClassicSettings, ForecastSettings
 from tests.depth import deep
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.planner.forecast.constant import ConstantPredictor
-from penstock.planner.forecast.one_step import EnsemblePredictor, damped_trend, seasonal
 from penstock.planner.forecast.predictor import Predictor
+from penstock_dynamo.forecast.constant import ConstantPredictor
+from penstock_dynamo.forecast.one_step import EnsemblePredictor, damped_trend, seasonal
 
 MAKERS: dict[str, Callable[[], Predictor]] = {
     "seasonal": seasonal,

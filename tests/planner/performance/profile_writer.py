@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.config.files.profile_folder import (
+from penstock.planner.performance.speed_sources import Profile
+from penstock_dynamo.profile_folder import (
     DECODE_JSON,
     DECODE_KEYS,
     DECODE_NPZ,
@@ -17,7 +18,6 @@ from penstock.config.files.profile_folder import (
     PREFILL_KEYS,
     PREFILL_NPZ,
 )
-from penstock.planner.performance.speed_sources import Profile
 
 
 def write_profile(profile: Profile, folder: str | Path, layout: Literal["npz", "json"] = "npz") -> list[Path]:

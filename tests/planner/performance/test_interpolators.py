@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.kernel.values import RequestShape
 from penstock.planner.forecast.predictor import IntervalCounts
 from penstock.planner.performance.interpolators import STEPS, DecodeInterpolator, PrefillInterpolator
-from penstock.planner.policies.sla_classic import decode_replicas, prefill_replicas
+from penstock_dynamo.policies.sla_classic import decode_replicas, prefill_replicas
 
 ROOM, SEQS_MAX = 400_000, 256
 NOMINAL = st.sampled_from([(100, 1416, 2732, 3075, 4048, 5364), (3075,), (100, 5478, 10_856, 27_000), (500, 2000)])

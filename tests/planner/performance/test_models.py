@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.files.profile_folder import read_profile
-from penstock.engine.self_benchmark import perf_metrics
-from penstock.engine.settings import SimSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits, StepStats
 from penstock.planner.performance.benchmark_table import BenchmarkTable, nonnegative
-from penstock.planner.performance.engine_throughput import (
+from penstock.planner.performance.isotonic import IsotonicCurve, rising
+from penstock.planner.performance.live_regression import LiveRegression
+from penstock.planner.performance.performance_model import numbers
+from penstock.planner.performance.speed_sources import KnownSpeeds, pick, profile_of
+from penstock_dynamo.policies.engine_throughput import (
     aggregated_capacity,
     batches,
     decode_capacity,
     prefill_capacity,
 )
-from penstock.planner.performance.isotonic import IsotonicCurve, rising
-from penstock.planner.performance.live_regression import LiveRegression
-from penstock.planner.performance.performance_model import numbers
-from penstock.planner.performance.speed_sources import KnownSpeeds, pick, profile_of
+from penstock_dynamo.profile_folder import read_profile
+from penstock_lab.engine.self_benchmark import perf_metrics
+from penstock_lab.engine.settings import SimSettings
 from tests.planner.performance.profile_writer import write_profile
 
 

@@ -23,7 +23,7 @@ INPUTS = PolicyInputs(slo=SLO, speeds={"": {"prefill": KNOWN, "decode": KNOWN, "
 
 
 def settings(policy: str, **told) -> PlannerSettings:
-    from penstock.planner.settings_classic import ClassicSettings, ForecastSettings
+    from penstock_dynamo.settings_classic import ClassicSettings, ForecastSettings
 
     classic = ClassicSettings(forecast=ForecastSettings(predictor="constant"))
     return PlannerSettings(policy=policy, classic=classic, **told)

@@ -5,8 +5,6 @@ import math
 import msgspec
 import pytest
 
-from penstock.engine.self_benchmark import perf_metrics
-from penstock.engine.settings import SimSettings
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import Slo
 from penstock.planner.observation import Observation
@@ -16,9 +14,11 @@ from penstock.planner.policies import PolicyInputs, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from penstock.planner.tick_record import TickRecord
 from penstock.router.settings import RouterSettings
-from penstock.simulate.simulated_cluster import SimulatedCluster
-from penstock.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp
-from penstock.traffic.traffic_request import TrafficRequest
+from penstock_lab.engine.self_benchmark import perf_metrics
+from penstock_lab.engine.settings import SimSettings
+from penstock_lab.simulate.simulated_cluster import SimulatedCluster
+from penstock_lab.simulate.simulation_plan import PoolPlan, SimulationPlan, StartUp
+from penstock_lab.traffic.traffic_request import TrafficRequest
 
 ENGINE = SimSettings(kv_blocks=2000, max_num_seqs=32)
 KNOWN = KnownSpeeds(metrics={"self-benchmark": perf_metrics(ENGINE)})

@@ -4,9 +4,9 @@ import pytest
 
 from penstock.kernel.errors import ConfigError
 from penstock.planner.policies import make
-from penstock.planner.policies.load_classic import GPUS_MAX, suggested_thresholds
 from penstock.planner.settings import BudgetSettings, PlannerSettings
-from penstock.planner.settings_classic import ClassicSettings, LoadClassicSettings
+from penstock_dynamo.policies.load_classic import GPUS_MAX, suggested_thresholds
+from penstock_dynamo.settings_classic import ClassicSettings, LoadClassicSettings
 from tests.planner.policies.looks import Ticks, look, pool
 
 
@@ -101,7 +101,7 @@ def test_its_budget_holds_and_waiting_requests_may_count(monkeypatch):
     assert found.targets == {"p": 2, "d": 2} and found.codes.count("gpu_budget_guard_hold") == 2
     pools = {"d": pool("decode", [{"decode_kv": 85_000, "waiting": 5}])}
     for share, expected in ((0.02, 2), (0.0, 1)):
-        monkeypatch.setattr("penstock.planner.policies.load_classic.WAITING_KV", share)
+        monkeypatch.setattr("penstock_dynamo.policies.load_classic.WAITING_KV", share)
         run = ticks()
         for second in range(31):
             said = run.tick(look(float(second), pools, window=1.0))

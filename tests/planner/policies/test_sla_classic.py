@@ -7,8 +7,8 @@ from penstock.kernel.values import RequestShape
 from penstock.planner.forecast.predictor import IntervalCounts
 from penstock.planner.performance.speed_sources import KnownSpeeds, Profile
 from penstock.planner.policies import PolicyInputs, make
-from penstock.planner.policies.sla_classic import corrected_itl, decode_replicas, prefill_replicas
 from penstock.planner.settings import BudgetSettings, PlannerSettings
+from penstock_dynamo.policies.sla_classic import corrected_itl, decode_replicas, prefill_replicas
 from tests.planner.policies.looks import Ticks, look, pool, traffic
 
 

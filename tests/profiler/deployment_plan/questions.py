@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.kernel.values import Slo
-from penstock.profiler.deployment_plan.plan_request import PlanRequest, checked_request
+from penstock_lab.profiler.deployment_plan.plan_request import PlanRequest, checked_request
 from tests.engine.models import LLAMA_8B
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan.compose_file import compose_yaml
+from penstock_lab.profiler.deployment_plan.compose_file import compose_yaml
 from tests.profiler.deployment_plan.questions import model_folder
 
 PAIR = """
@@ -114,7 +114,7 @@ def test_simulated_engines_need_no_gpu_and_get_their_files(tmp_path: Path) -> No
     engine = compose["services"]["main-1"]
     assert engine["entrypoint"] == ["python"] and engine["command"][:2] == [
         "-m",
-        "penstock.adapters.engines.sim.sim_process",
+        "penstock_lab.sim.sim_process",
     ]
     assert engine["volumes"] == [f"{file}:{file}:ro"] and not devices(engine) and "environment" not in engine
     assert inner_config(tmp_path, compose).models["m"].pools["main"].urls[1].endswith(":8000")

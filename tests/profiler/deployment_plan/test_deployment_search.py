@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import shape_of
-from penstock.engine.timing.roofline import REQUEST_OVERHEAD
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import EngineLimits
 from penstock.planner.sizing.attainment import TAIL, AttainmentModel
-from penstock.profiler.deployment_plan.deployment_config import config_yaml
-from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
-from penstock.profiler.deployment_plan.engine_candidates import EngineCandidate, EngineCatalog, layouts
-from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.profiler.deployment_plan.planned_traffic import traffic_of
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.known_models import model_named
+from penstock_lab.engine.timing.model_shape import shape_of
+from penstock_lab.engine.timing.roofline import REQUEST_OVERHEAD
+from penstock_lab.profiler.deployment_plan.deployment_config import config_yaml
+from penstock_lab.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
+from penstock_lab.profiler.deployment_plan.engine_candidates import EngineCandidate, EngineCatalog, layouts
+from penstock_lab.profiler.deployment_plan.plan_request import PlanRequest
+from penstock_lab.profiler.deployment_plan.planned_traffic import traffic_of
 from tests.profiler.deployment_plan.questions import model_folder, question
 
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan.intent_file import Intent, gpu_of_sku, read_intent
-from penstock.profiler.deployment_plan.plan_request import checked_request
+from penstock_lab.profiler.deployment_plan.intent_file import Intent, gpu_of_sku, read_intent
+from penstock_lab.profiler.deployment_plan.plan_request import checked_request
 
 EIGHT = """\
 model: Qwen/Qwen3-8B

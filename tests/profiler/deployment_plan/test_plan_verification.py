@@ -10,12 +10,12 @@ import pytest
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
-from penstock.profiler.deployment_plan import plan_run
-from penstock.profiler.deployment_plan.deployment_config import engine_args
-from penstock.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
-from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.plan_request import PlanRequest, checked_request
-from penstock.profiler.deployment_plan.plan_run import (
+from penstock_lab.profiler.deployment_plan import plan_run
+from penstock_lab.profiler.deployment_plan.deployment_config import engine_args
+from penstock_lab.profiler.deployment_plan.deployment_search import Deployment, DeploymentSearch
+from penstock_lab.profiler.deployment_plan.engine_candidates import EngineCatalog
+from penstock_lab.profiler.deployment_plan.plan_request import PlanRequest, checked_request
+from penstock_lab.profiler.deployment_plan.plan_run import (
     outcome_json,
     plan,
     rows,
@@ -24,11 +24,11 @@ from penstock.profiler.deployment_plan.plan_run import (
     with_gpus,
     with_highest_rate,
 )
-from penstock.profiler.deployment_plan.plan_verification import TRIES, simulated, verified_one
-from penstock.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
-from penstock.profiler.measurement.measured_engines import FoundGpus
-from penstock.report.simulation.simulation_options import SimulateOptions
-from penstock.report.simulation.simulation_run import run, variants_of
+from penstock_lab.profiler.deployment_plan.plan_verification import TRIES, simulated, verified_one
+from penstock_lab.profiler.deployment_plan.planned_traffic import PlannedTraffic, traffic_of
+from penstock_lab.profiler.measurement.measured_engines import FoundGpus
+from penstock_lab.report.simulation.simulation_options import SimulateOptions
+from penstock_lab.report.simulation.simulation_run import run, variants_of
 from tests.profiler.deployment_plan.questions import model_folder, question
 
 

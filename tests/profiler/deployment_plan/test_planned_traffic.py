@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.deployment_plan.planned_traffic import REQUESTS_LEAST, traffic_of
+from penstock_lab.profiler.deployment_plan.planned_traffic import REQUESTS_LEAST, traffic_of
 from tests.profiler.deployment_plan.questions import question
 
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from penstock.kernel.values import Slo
-from penstock.profiler.deployment_plan.deployment_search import DeploymentSearch
-from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.plan_request import PlanRequest
-from penstock.profiler.deployment_plan.plan_run import plan
-from penstock.profiler.deployment_plan.planned_traffic import traffic_of
-from penstock.profiler.deployment_plan.slo_floors import SloFloor, floor_of
+from penstock_lab.profiler.deployment_plan.deployment_search import DeploymentSearch
+from penstock_lab.profiler.deployment_plan.engine_candidates import EngineCatalog
+from penstock_lab.profiler.deployment_plan.plan_request import PlanRequest
+from penstock_lab.profiler.deployment_plan.plan_run import plan
+from penstock_lab.profiler.deployment_plan.planned_traffic import traffic_of
+from penstock_lab.profiler.deployment_plan.slo_floors import SloFloor, floor_of
 from tests.profiler.deployment_plan.questions import question
 
 

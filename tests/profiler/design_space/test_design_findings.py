@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.engine.timing.gpus import GPUS
 from penstock.kernel.values import RequestShape
-from penstock.profiler.design_space.design_study import (
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.profiler.design_space.design_study import (
     GENERATION_HEAVY,
     MODELS,
     PREFILL_HEAVY,
@@ -18,7 +18,7 @@ from penstock.profiler.design_space.design_study import (
     cases,
     findings,
 )
-from penstock.profiler.design_space.serving_points import EnginePoints, ParallelMapping
+from penstock_lab.profiler.design_space.serving_points import EnginePoints, ParallelMapping
 
 
 @pytest.fixture(scope="module")

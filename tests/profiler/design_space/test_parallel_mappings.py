@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from penstock.engine.kv_capacity import kv_blocks_of, reserved_of
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import shape_of
-from penstock.profiler.design_space.serving_points import (
+from penstock_lab.engine.kv_capacity import kv_blocks_of, reserved_of
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.known_models import model_named
+from penstock_lab.engine.timing.model_shape import shape_of
+from penstock_lab.profiler.design_space.serving_points import (
     GPUS_MAX,
     RANK_SEQS,
     RANK_TOKENS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.profiler.design_space.rate_matching import ENGINES_MAX, Deployments, best_context, matched
-from penstock.profiler.design_space.serving_points import ServingPoints
+from penstock_lab.profiler.design_space.rate_matching import ENGINES_MAX, Deployments, best_context, matched
+from penstock_lab.profiler.design_space.serving_points import ServingPoints
 
 
 def points(rows: list[tuple[float, float, float, float]]) -> ServingPoints:

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from penstock.engine.settings import Calibration
-from penstock.engine.timing.gpus import GPUS
-from penstock.engine.timing.known_models import model_named
-from penstock.engine.timing.model_shape import shape_of
-from penstock.engine.timing.roofline import Roofline, RooflineTiming, work_of
 from penstock.kernel.machine import SECOND
-from penstock.profiler.design_space.serving_points import ParallelMapping, RooflineGrid, ServedModel
+from penstock_lab.engine.settings import Calibration
+from penstock_lab.engine.timing.gpus import GPUS
+from penstock_lab.engine.timing.known_models import model_named
+from penstock_lab.engine.timing.model_shape import shape_of
+from penstock_lab.engine.timing.roofline import Roofline, RooflineTiming, work_of
+from penstock_lab.profiler.design_space.serving_points import ParallelMapping, RooflineGrid, ServedModel
 
 DENSE = (ParallelMapping(1), ParallelMapping(4), ParallelMapping(8, stages=4))
 EXPERTS = (ParallelMapping(8), ParallelMapping(1, 8), ParallelMapping(2, 8, 2))

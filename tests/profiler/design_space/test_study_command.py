@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock.cli.study import command
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.design_space import simulated_rows
-from penstock.profiler.design_space.energy_rows import energy_section, powers_of
-from penstock.profiler.design_space.simulated_rows import plan_of, scenarios, simulated_section
-from penstock.profiler.design_space.study_command import DesignOptions, main
-from penstock.simulate.simulation_plan import checked
+from penstock_lab.cli.study import command
+from penstock_lab.profiler.design_space import simulated_rows
+from penstock_lab.profiler.design_space.energy_rows import energy_section, powers_of
+from penstock_lab.profiler.design_space.simulated_rows import plan_of, scenarios, simulated_section
+from penstock_lab.profiler.design_space.study_command import DesignOptions, main
+from penstock_lab.simulate.simulation_plan import checked
 
 HEAD = "model,hardware,prompt_size,average_power,peak_power"
 

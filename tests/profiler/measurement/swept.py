@@ -4,9 +4,9 @@ from pathlib import Path
 
 from penstock.config.files.profile_manifest import ProfileManifest
 from penstock.kernel.values import RequestShape, Slo
-from penstock.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, finished
-from penstock.profiler.measurement.profile_writer import write_profile
-from penstock.profiler.measurement.sweep import Sweep, SweepOptions
+from penstock_lab.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, finished
+from penstock_lab.profiler.measurement.profile_writer import write_profile
+from penstock_lab.profiler.measurement.sweep import Sweep, SweepOptions
 from tests.profiler.measurement.virtual_probe import MODEL, VirtualProbe, h100
 
 SHAPE = RequestShape(3000.0, 150.0)

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from penstock.config.files.profile_manifest import ProfileManifest, read_manifest, read_measured
-from penstock.engine.events import EngineFinished
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.machine import SECOND
 from penstock.kernel.request_record import RequestRecord
 from penstock.kernel.values import RequestId, RequestShape, Slo
-from penstock.profiler.measurement.accuracy import HEAD, compared, measured_and_predicted, note, predict
-from penstock.profiler.measurement.profile_run import ProfileOptions, run
-from penstock.profiler.measurement.profile_writer import write_profile
-from penstock.profiler.measurement.sweep import SweepOptions
-from penstock.testing import simulated_servers
+from penstock_lab.engine.events import EngineFinished
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.profiler.measurement.accuracy import HEAD, compared, measured_and_predicted, note, predict
+from penstock_lab.profiler.measurement.profile_run import ProfileOptions, run
+from penstock_lab.profiler.measurement.profile_writer import write_profile
+from penstock_lab.profiler.measurement.sweep import SweepOptions
+from penstock_lab.testing import simulated_servers
 from tests.profiler.measurement.swept import swept
 
 LIVE = SimSettings(

@@ -7,14 +7,14 @@ import aiohttp
 import pytest
 
 from penstock.adapters.engines.describe import describe
-from penstock.adapters.engines.sim.sim_server import RunningServer
-from penstock.engine.settings import SimSettings, TimingSettings, TransferSettings
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from penstock.profiler.measurement.engine_probe import HttpProbe, PointKey, ProbeSample, gap_of, span_of, window_of
-from penstock.report.bench.load_generator import ShotSample
-from penstock.testing import simulated_servers
+from penstock_lab.engine.settings import SimSettings, TimingSettings, TransferSettings
+from penstock_lab.engine.timing.timing_model import timing_of
+from penstock_lab.profiler.measurement.engine_probe import HttpProbe, PointKey, ProbeSample, gap_of, span_of, window_of
+from penstock_lab.report.bench.load_generator import ShotSample
+from penstock_lab.sim.sim_server import RunningServer
+from penstock_lab.testing import simulated_servers
 
 SETTINGS = SimSettings(
     kv_blocks=512,

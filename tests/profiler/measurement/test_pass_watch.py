@@ -12,13 +12,13 @@ from aiohttp import web
 
 from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.files.profile_manifest import read_measured
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, LoopStatus
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import StepStats
-from penstock.profiler.measurement.pass_watch import PassBook, alike, points_of, uneven, watch
 from penstock.router.status_rows import StatusCounts, WorkerStatus
-from penstock.testing import simulated_servers
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.profiler.measurement.pass_watch import PassBook, alike, points_of, uneven, watch
+from penstock_lab.testing import simulated_servers
 
 
 def window(passes: int = 1, wall: float = 0.1, **sums: int) -> StepStats:

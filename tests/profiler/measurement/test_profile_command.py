@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.config.files.profile_manifest import read_measured
 from penstock.config.settings.cluster_settings import PoolSettings
-from penstock.engine.settings import SimSettings, TimingSettings
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.measurement.measured_engines import FoundGpus, link_between, machine_gpus, sizes_of
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.profiler.measurement.measured_engines import FoundGpus, link_between, machine_gpus, sizes_of
 
 SIM = ["--sim.timing.kind", "roofline", "--sim.timing.model", "Llama-3.1-8B", "--sim.timing.gpu", "h100"]
 SMALL = ["--isl", "400", "--osl", "50", "--max-context", "900", "--sim.max_num_seqs", "2", "--no-mixed"]

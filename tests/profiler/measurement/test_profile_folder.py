@@ -7,22 +7,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.config.files.profile_folder import read_profile
 from penstock.config.files.profile_manifest import check_profile, read_manifest, read_measured
-from penstock.config.files.timing_files import load_timing
 from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.engine.settings import TimingSettings
-from penstock.engine.timing.timing_model import timing_of
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import RequestShape, Role, WorkerCard, WorkerId
 from penstock.planner.forecast.predictor import IntervalCounts
 from penstock.planner.performance.speed_sources import pick
-from penstock.planner.policies.sla_classic import decode_replicas
-from penstock.profiler.measurement.profile_diff import difference
-from penstock.profiler.measurement.profile_writer import write_profile
-from penstock.runtime.planning.described_speeds import described_speed, inputs_of
+from penstock_dynamo.policies.sla_classic import decode_replicas
+from penstock_dynamo.profile_folder import read_profile
+from penstock_lab.config.described_speeds import described_speed, inputs_of
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.settings import TimingSettings
+from penstock_lab.engine.timing.timing_model import timing_of
+from penstock_lab.profiler.measurement.profile_diff import difference
+from penstock_lab.profiler.measurement.profile_writer import write_profile
 from tests.profiler.measurement.swept import swept
 from tests.profiler.measurement.virtual_probe import MODEL, VirtualProbe, h100
 

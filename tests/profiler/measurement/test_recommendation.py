@@ -6,7 +6,7 @@ import pytest
 
 from penstock.config.files.profile_manifest import ProfilePoint
 from penstock.kernel.values import EngineLimits, RequestShape, Slo
-from penstock.profiler.measurement.recommendation import (
+from penstock_lab.profiler.measurement.recommendation import (
     kv_bounds,
     pick_decode,
     pick_prefill,

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from penstock.config.files.profile_manifest import ProfileManifest, ProfilePoint, read_measured
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.settings import TimingSettings
-from penstock.engine.timing.timing_model import roofline_of, timing_of
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.machine import MILLISECOND
 from penstock.kernel.values import EngineLimits, Slo
-from penstock.profiler.measurement.engine_probe import PointKey, ProbeSample
-from penstock.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, ShareOfBudget
-from penstock.profiler.measurement.sweep import (
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.settings import TimingSettings
+from penstock_lab.engine.timing.timing_model import roofline_of, timing_of
+from penstock_lab.profiler.measurement.engine_probe import PointKey, ProbeSample
+from penstock_lab.profiler.measurement.profile_run import MeasuredPoints, ProfileOptions, ShareOfBudget
+from penstock_lab.profiler.measurement.sweep import (
     COARSE,
     OUTPUT,
     REPEATS,

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from penstock.config.files.timing_files import load_timing
-from penstock.engine.kv_capacity import with_blocks
-from penstock.engine.self_benchmark import _run
-from penstock.engine.settings import SimSettings, TimingSettings
-from penstock.engine.timing.timing_model import TimingModel, timing_of
 from penstock.kernel.machine import SECOND
 from penstock.kernel.values import EngineLimits
-from penstock.profiler.measurement.engine_probe import PointKey, ProbeSample
+from penstock_lab.config.timing_files import load_timing
+from penstock_lab.engine.kv_capacity import with_blocks
+from penstock_lab.engine.self_benchmark import _run
+from penstock_lab.engine.settings import SimSettings, TimingSettings
+from penstock_lab.engine.timing.timing_model import TimingModel, timing_of
+from penstock_lab.profiler.measurement.engine_probe import PointKey, ProbeSample
 
 MODEL = "Llama-3.1-8B"
 GAP = 0.0004

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.tune import command
 from penstock.config.reading.load import load
 from penstock.kernel.errors import ConfigError
-from penstock.profiler.tuning import tuning_run
-from penstock.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
-from penstock.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _searched_scores, pared
-from penstock.profiler.tuning.tuning_space import Candidate, TuningAxis, TuningSpace, space_of
-from penstock.profiler.tuning.tuning_trial import Gain, TrialScore, TuningTrial, front, gain, halve, ranked
+from penstock_lab.cli.tune import command
+from penstock_lab.profiler.tuning import tuning_run
+from penstock_lab.profiler.tuning.tuning_report import SettingEffect, TunedSettings, TuningOutcome, print_tables
+from penstock_lab.profiler.tuning.tuning_run import TrafficStretch, TrialRunner, _searched_scores, pared
+from penstock_lab.profiler.tuning.tuning_space import Candidate, TuningAxis, TuningSpace, space_of
+from penstock_lab.profiler.tuning.tuning_trial import Gain, TrialScore, TuningTrial, front, gain, halve, ranked
 from tests.page.documents import document_of, words
 
 SCORES = st.dictionaries(

@@ -7,10 +7,10 @@ follows.
 
 import sys
 
-from penstock.blocks.tiers import tier_jobs
 from penstock.cli.main import main
 from penstock.kernel.machine import SECOND
-from penstock.runtime.kv_tiers import peer_tiers
+from penstock_kv.blocks.tiers import tier_jobs
+from penstock_kv.tiers import peer_tiers
 
 PATIENCE = 20
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.inside.tier_protocol import (
+from penstock_kv.inside.tier_protocol import (
     AnswerBlocks,
     AskBlocks,
     FromTiers,

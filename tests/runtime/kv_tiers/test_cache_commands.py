@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock.adapters.engine_ports import free_port
-from penstock.cli.cache import command
 from penstock.inside.stats_publisher import StatsPublisher
 from penstock.kernel.pass_report import PassReport
+from penstock_kv.cli.cache import command
 from tests.live.cluster import until
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_bytes, block_hashes

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from penstock.adapters.engines.launch import Launch, launch_of
-from penstock.adapters.engines.sim.sim_launch import sim_launch
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings
-from penstock.inside.weights.weight_protocol import WEIGHTS_ENV
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.kv_tiers.tier_children import TierChildren, has_tier_process
-from penstock.runtime.weights.weight_children import WeightChildren
+from penstock_kv.cache_settings import CacheSettings
+from penstock_kv.inside.weights.weight_protocol import WEIGHTS_ENV
+from penstock_kv.tiers.tier_children import TierChildren, has_tier_process
+from penstock_kv.weights.weight_children import WeightChildren
+from penstock_lab.sim.sim_launch import sim_launch
 from tests.adapters.test_launch import flag, vllm
 from tests.runtime.kv_tiers.engine_site import site
 

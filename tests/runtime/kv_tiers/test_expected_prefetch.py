@@ -2,7 +2,7 @@
 
 import time
 
-from penstock.inside.tier_protocol import PrefetchBlocks
+from penstock_kv.inside.tier_protocol import PrefetchBlocks
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_hashes
 

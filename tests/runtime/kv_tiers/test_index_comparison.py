@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.cli.cache import command
 from penstock.kernel.values import KvRemoved, KvStored, Tier, WorkerId
 from penstock.router.events import KvObserved
+from penstock_kv.cli.cache import command
 from tests.frontend.stand import Stand, stand
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_hashes
@@ -58,7 +58,7 @@ async def verify(start: Start, at: Stand, *words: str) -> Result:
 
 
 async def test_blocks_that_only_one_side_has_are_found(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.cli.cache_index.SETTLING", 0.0)
+    monkeypatch.setattr("penstock_kv.cli.cache_index.SETTLING", 0.0)
     tiers = start(32, 64)
     async with stand(1, card={"block_size": TOKENS, "events": ("tcp://127.0.0.1:1",)}) as at:
         events = Events(at)
@@ -91,7 +91,7 @@ async def test_blocks_that_only_one_side_has_are_found(start: Start, monkeypatch
 async def test_what_the_engine_s_own_host_memory_may_have_is_no_finding(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cli.cache_index.SETTLING", 0.0)
+    monkeypatch.setattr("penstock_kv.cli.cache_index.SETTLING", 0.0)
     tiers = start(32)
     async with stand(1, card={"block_size": TOKENS, "events": ("tcp://127.0.0.1:1",)}) as at:
         events = Events(at)

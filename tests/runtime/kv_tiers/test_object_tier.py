@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.blocks.block_key import BlockKey
-from penstock.blocks.tiers.tier_events import TierFound
-from penstock.blocks.tiers.tier_machine import TierMachine
-from penstock.blocks.tiers.tier_settings import TierSettings
-from penstock.transfer.storage import object_store
-from penstock.transfer.storage.block_store import BlockIo, StoredRecord
-from penstock.transfer.storage.object_store import ObjectStore
-from penstock.transfer.storage.shared_objects import SharedObjects
+from penstock_kv.blocks.block_key import BlockKey
+from penstock_kv.blocks.tiers.tier_events import TierFound
+from penstock_kv.blocks.tiers.tier_machine import TierMachine
+from penstock_kv.blocks.tiers.tier_settings import TierSettings
+from penstock_kv.transfer.storage import object_store
+from penstock_kv.transfer.storage.block_store import BlockIo, StoredRecord
+from penstock_kv.transfer.storage.object_store import ObjectStore
+from penstock_kv.transfer.storage.shared_objects import SharedObjects
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_hashes
 from tests.transfer.object_servers import BUCKET, s3_server

@@ -9,9 +9,9 @@ import pytest
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
-from penstock.runtime.kv_tiers import peer_exchange
-from penstock.runtime.kv_tiers.peer_exchange import PREFIX, PeerExchange
-from penstock.runtime.kv_tiers.peer_tiers import PeerPlace
+from penstock_kv.tiers import peer_exchange
+from penstock_kv.tiers.peer_exchange import PREFIX, PeerExchange
+from penstock_kv.tiers.peer_tiers import PeerPlace
 from tests.adapters.connectors.holding import eventually
 from tests.runtime.kv_tiers.conftest import Start, TierProcess
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, PlainEngine, block_hashes

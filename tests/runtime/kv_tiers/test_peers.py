@@ -10,9 +10,9 @@ import pytest
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.secret import ClusterSecret
-from penstock.runtime.kv_tiers.peer_tiers import HostPlaces, PeerTiers
-from penstock.runtime.kv_tiers.tier_contents import TierContents
-from penstock.transfer.storage.host_slab import HostSlab
+from penstock_kv.tiers.peer_tiers import HostPlaces, PeerTiers
+from penstock_kv.tiers.tier_contents import TierContents
+from penstock_kv.transfer.storage.host_slab import HostSlab
 from tests.runtime.kv_tiers.conftest import Start, TierProcess
 from tests.runtime.kv_tiers.plain_engine import PATIENCE, PlainEngine, block_hashes
 
@@ -69,7 +69,7 @@ def test_a_process_with_another_secret_is_no_peer(start: Start, monkeypatch: pyt
 def test_peers_without_a_secret_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
-    from penstock.cli.cache import command
+    from penstock_kv.cli.cache import command
 
     monkeypatch.delenv(SECRET_ENV, raising=False)
     words = ["serve", "--socket", str(tmp_path / "a.sock"), "--host", "8MiB", *LISTEN]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.tier_client import TierClient, TiersLost
-from penstock.inside.tier_protocol import FromTiers, JobDone, RequestHints, TierHello
+from penstock_kv.inside.tier_client import TierClient, TiersLost
+from penstock_kv.inside.tier_protocol import FromTiers, JobDone, RequestHints, TierHello
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, block_hashes
 

@@ -9,14 +9,14 @@ import pytest
 
 from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
 from penstock.fleet.events import Forget, Spawn
 from penstock.kernel.errors import PenstockError
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient, sockets
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
-from penstock.runtime.kv_tiers.tier_children import of_worker
 from penstock.runtime.supervision.engine_fleet import EngineFleet
+from penstock_kv.cache_settings import CacheSettings
+from penstock_kv.tiers.tier_admin_client import TierAdminClient, sockets
+from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
+from penstock_kv.tiers.tier_children import of_worker
 from tests.adapters.connectors.holding import eventually
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, PlainEngine, block_hashes
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.config.settings.cache_settings import CacheSettings
-from penstock.inside.tier_protocol import JobDone, RequestHints, TierHello
-from penstock.runtime.kv_tiers import tier_frames, tier_node, tier_process
-from penstock.runtime.kv_tiers.tier_node import OpenTiers, TierNode
-from penstock.runtime.kv_tiers.tier_process import opener
-from penstock.runtime.kv_tiers.tier_server import TierServer
-from penstock.transfer.storage.slab_file import FileCalls
+from penstock_kv.cache_settings import CacheSettings
+from penstock_kv.inside.tier_protocol import JobDone, RequestHints, TierHello
+from penstock_kv.tiers import tier_frames, tier_node, tier_process
+from penstock_kv.tiers.tier_node import OpenTiers, TierNode
+from penstock_kv.tiers.tier_process import opener
+from penstock_kv.tiers.tier_server import TierServer
+from penstock_kv.transfer.storage.slab_file import FileCalls
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, PlainEngine, block_hashes
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.adapters.engines.dialects.kv_transfer_protocol import TIER_SOCKET
 from penstock.frontend.admin import metrics_route
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskMetrics, MetricsPage
-from penstock.runtime.kv_tiers.tier_frames import frame
+from penstock_kv.tiers.tier_admin_protocol import AskMetrics, MetricsPage
+from penstock_kv.tiers.tier_frames import frame
 from tests.frontend.stand import stand
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import PlainEngine, block_hashes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.tier_protocol import JobDone, LoadBlocks, RequestHints
+from penstock_kv.inside.tier_protocol import JobDone, LoadBlocks, RequestHints
 from tests.live.cluster import until
 from tests.runtime.kv_tiers.conftest import Start
 from tests.runtime.kv_tiers.plain_engine import ROW_BYTES, PlainEngine, block_bytes, block_hashes

@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from penstock.runtime.kv_tiers.vllm_block_hashes import token_hashes
+from penstock_kv.tiers.vllm_block_hashes import token_hashes
 
 
 def test_hashes_are_those_of_vllm_0_32() -> None:

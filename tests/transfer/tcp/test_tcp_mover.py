@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.kernel.secret import ClusterSecret
-from penstock.transfer.tcp.link_jobs import NoticeJob, SpanReadJob, WriteJob
-from penstock.transfer.tcp.tcp_frames import ITEMS_MAX, CallerHello, RegionSpan, WriteSpans
-from penstock.transfer.tcp.tcp_link import TcpLink
-from penstock.transfer.tcp.tcp_server import TcpServer
-from penstock.transfer.tcp.tcp_stream import PeerIdentity, TcpStream, call
+from penstock_kv.transfer.tcp.link_jobs import NoticeJob, SpanReadJob, WriteJob
+from penstock_kv.transfer.tcp.tcp_frames import ITEMS_MAX, CallerHello, RegionSpan, WriteSpans
+from penstock_kv.transfer.tcp.tcp_link import TcpLink
+from penstock_kv.transfer.tcp.tcp_server import TcpServer
+from penstock_kv.transfer.tcp.tcp_stream import PeerIdentity, TcpStream, call
 
 SECRET = ClusterSecret("the secret of this cluster")
 SIZE = 1 << 20

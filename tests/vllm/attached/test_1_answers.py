@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.traffic.prompt_maker import words
+from penstock_lab.traffic.prompt_maker import words
 from tests.live.cluster import Served
 from tests.vllm.asking import Answer, ask, asking, chat, completion
 from tests.vllm.attached.conftest import WORKERS

@@ -12,11 +12,11 @@ from typing import Any
 from penstock.adapters.engines.launch import launch_of
 from penstock.config.reading.load import load
 from penstock.kernel.values import Slo
-from penstock.profiler.deployment_plan.deployment_config import config_yaml
-from penstock.profiler.deployment_plan.deployment_search import DeploymentSearch
-from penstock.profiler.deployment_plan.engine_candidates import EngineCatalog
-from penstock.profiler.deployment_plan.plan_request import PlanRequest, checked_request
-from penstock.profiler.deployment_plan.planned_traffic import traffic_of
+from penstock_lab.profiler.deployment_plan.deployment_config import config_yaml
+from penstock_lab.profiler.deployment_plan.deployment_search import DeploymentSearch
+from penstock_lab.profiler.deployment_plan.engine_candidates import EngineCatalog
+from penstock_lab.profiler.deployment_plan.plan_request import PlanRequest, checked_request
+from penstock_lab.profiler.deployment_plan.planned_traffic import traffic_of
 from tests.vllm.server import CPU_ENV
 
 SETUP = Path(__file__).parents[1] / "setup" / "accepts.py"

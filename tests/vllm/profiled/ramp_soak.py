@@ -25,15 +25,15 @@ import msgspec
 import pytest
 
 from penstock.adapters.engine_ports import free_port
-from penstock.config.files.profile_folder import read_profile
 from penstock.kernel.pass_report import STATS_ENV
 from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.values import RequestShape, Role, Slo
 from penstock.planner.tick_record import TickRecord
-from penstock.profiler.measurement.profile_run import ProfileOptions, run
-from penstock.profiler.measurement.sweep import SweepOptions
 from penstock.runtime.planning.planner_report import PlannerDecisions, past_decisions
 from penstock.runtime.records import segments
+from penstock_dynamo.profile_folder import read_profile
+from penstock_lab.profiler.measurement.profile_run import ProfileOptions, run
+from penstock_lab.profiler.measurement.sweep import SweepOptions
 from tests.live.cluster import Served, served, until
 from tests.live.ramp import PATIENCE, follow_a_ramp
 from tests.vllm.handoff.conftest import KV, WIRE

@@ -14,10 +14,10 @@ from penstock.config.files.profile_manifest import read_measured
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import RequestShape, Slo
 from penstock.planner.performance.speed_sources import pick
-from penstock.profiler.measurement.accuracy import measured_and_predicted
-from penstock.profiler.measurement.profile_run import ProfileOptions, run
-from penstock.profiler.measurement.sweep import SweepOptions
-from penstock.runtime.planning.described_speeds import inputs_of
+from penstock_lab.config.described_speeds import inputs_of
+from penstock_lab.profiler.measurement.accuracy import measured_and_predicted
+from penstock_lab.profiler.measurement.profile_run import ProfileOptions, run
+from penstock_lab.profiler.measurement.sweep import SweepOptions
 from tests.vllm.server import MODEL, VllmServer
 
 SHAPE = RequestShape(400.0, 40.0)

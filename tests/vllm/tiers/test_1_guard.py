@@ -38,7 +38,7 @@ async def test_the_guarded_tier_serves_none(venv: Path, checkpoint: Path, tmp_pa
     folder = tmp_path / "blocks"
     guarded = {
         "type": "GuardedTier",
-        "module_path": "penstock.inside.vllm_guard",
+        "module_path": "penstock_kv.inside.vllm_guard",
         "inner": {"type": "fs", "root_dir": str(folder)},
     }
     with tiered(venv, checkpoint, tmp_path / "log", native(guarded, self_describing_kv_events=True)) as server:

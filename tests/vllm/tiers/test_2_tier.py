@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.tiers.load_worth import LOAD_METRICS, costs_in
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
+from penstock_kv.tiers.tier_admin_client import TierAdminClient
+from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
 from tests.live.cluster import until
 from tests.transfer.object_servers import BUCKET, s3_server
 from tests.vllm.asking import Answer, ask, asking, completion
@@ -36,7 +36,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierProcess]:
 def server(
     venv: Path, checkpoint: Path, process: TierProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tiered]:
-    tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)}
+    tier = {"type": "PenstockTier", "module_path": "penstock_kv.inside.vllm_tier", "socket": str(process.socket)}
     with tiered(venv, checkpoint, tmp_path_factory.mktemp("tier") / "log", native(tier)) as server:
         yield server
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.inside.restored_blocks import RESTORED_ENV
+from penstock_kv.inside.restored_blocks import RESTORED_ENV
 from tests.vllm.asking import Answer
 from tests.vllm.handoff.conftest import KV, WIRE
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
@@ -38,7 +38,7 @@ def server(
     ours = {
         "kv_connector": "PenstockConnector",
         "kv_role": "kv_both",
-        "kv_connector_module_path": "penstock.inside.vllm_connector",
+        "kv_connector_module_path": "penstock_kv.inside.vllm_connector",
         # The tiny model computes faster than a busy disk reads, and the tier process would rightly say so.
         "kv_connector_extra_config": {
             "socket": str(process.socket),

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
+from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from tests.live.cluster import Served, alive, request, served, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.server import BLOCK, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT

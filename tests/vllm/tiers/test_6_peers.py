@@ -13,8 +13,8 @@ from pathlib import Path
 
 from penstock.adapters.engine_ports import free_port
 from penstock.config.cluster_secret_file import SECRET_ENV
-from penstock.runtime.kv_tiers.tier_admin_client import TierAdminClient
-from penstock.runtime.kv_tiers.tier_admin_protocol import AskStat, CacheStat
+from penstock_kv.tiers.tier_admin_client import TierAdminClient
+from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
 from tests.live.cluster import until
 from tests.runtime.kv_tiers.conftest import PATIENT
 from tests.vllm.server import BLOCK
@@ -58,7 +58,7 @@ async def test_a_prompt_comes_from_the_host_memory_of_another_host(
     venv: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     here, there = free_port(), free_port()
-    tier = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier"}
+    tier = {"type": "PenstockTier", "module_path": "penstock_kv.inside.vllm_tier"}
     with ExitStack() as stack:
         first_socket = stack.enter_context(tier_process(tmp_path / "a", here, f"b=127.0.0.1:{there}"))
         with tiered(venv, checkpoint, tmp_path / "1.log", native({**tier, "socket": str(first_socket)})) as one:

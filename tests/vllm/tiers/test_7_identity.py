@@ -45,8 +45,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierProcess]:
 def connector(process: TierProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     inner = {"type": "fs", "root_dir": str(tmp_path_factory.mktemp("fs"))}
     return native(
-        {"type": "GuardedTier", "module_path": "penstock.inside.vllm_guard", "inner": inner},
-        {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier", "socket": str(process.socket)},
+        {"type": "GuardedTier", "module_path": "penstock_kv.inside.vllm_guard", "inner": inner},
+        {"type": "PenstockTier", "module_path": "penstock_kv.inside.vllm_tier", "socket": str(process.socket)},
     )
 
 

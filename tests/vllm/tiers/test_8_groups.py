@@ -43,7 +43,7 @@ async def test_it_comes_back_from_host_and_disk_and_after_a_restart(
     model, more = hybrid
     process = TierProcess(tmp_path)
     process.start(disk=DISK)
-    tier: dict[str, Any] = {"type": "PenstockTier", "module_path": "penstock.inside.vllm_tier"}
+    tier: dict[str, Any] = {"type": "PenstockTier", "module_path": "penstock_kv.inside.vllm_tier"}
     connector = native({**tier, "socket": str(process.socket)})
     try:
         with tiered(venv, model, tmp_path / "log1", connector, *ROOM, *more) as server:

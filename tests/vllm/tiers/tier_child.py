@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.config.settings.cache_settings import CacheSettings
 from penstock.kernel.pass_report import PassReport
-from penstock.runtime.kv_tiers.measured_prefill import MeasuredPrefill
-from penstock.runtime.kv_tiers.tier_process import run_tiers
-from penstock.transfer.storage.record_header import SECTOR
-from penstock.transfer.storage.slab_file import FileCalls
+from penstock_kv.cache_settings import CacheSettings
+from penstock_kv.tiers.measured_prefill import MeasuredPrefill
+from penstock_kv.tiers.tier_process import run_tiers
+from penstock_kv.transfer.storage.record_header import SECTOR
+from penstock_kv.transfer.storage.slab_file import FileCalls
 
 SLOW = 10.0
 """Seconds of each read of a block."""

@@ -66,7 +66,7 @@ def native(*secondary: dict[str, Any], host: int = 32 << 20, **extra: Any) -> di
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "PenstockOffloadingSpec",
-            "spec_module_path": "penstock.inside.vllm_offload_spec",
+            "spec_module_path": "penstock_kv.inside.vllm_offload_spec",
             "cpu_bytes_to_use": host,
             "secondary_tiers": list(secondary),
             **extra,

@@ -5,7 +5,7 @@ from penstock.kernel.values import Role
 STOCK_CONNECTOR = "ECExampleConnector"
 """vLLM's own, over a folder; nothing is ever deleted there."""
 OWN_CONNECTOR = "PenstockEmbeddingConnector"
-"""The same with a bound of bytes, in `penstock.inside.embeddings.vllm_ec_connector`: where Penstock is installed."""
+"""The same with a bound of bytes, in `penstock_kv.inside.embeddings.vllm_ec_connector`: where Penstock is installed."""
 
 
 def ec_transfer_config(role: Role, folder: str, bytes_max: int, *, own: bool) -> dict[str, object]:
@@ -20,6 +20,6 @@ def ec_transfer_config(role: Role, folder: str, bytes_max: int, *, own: bool) ->
         "ec_connector_extra_config": {"shared_storage_path": folder},
     }
     if own:
-        config["ec_connector_module_path"] = "penstock.inside.embeddings.vllm_ec_connector"
+        config["ec_connector_module_path"] = "penstock_kv.inside.embeddings.vllm_ec_connector"
         config["ec_connector_extra_config"] = {"shared_storage_path": folder, "bytes_max": bytes_max}
     return config

@@ -1,7 +1,7 @@
 """Profile of `penstock profile`: its manifest and its points in a folder, and the timing table that they make.
 
 A folder has ``profile.json`` (the manifest) and ``points.npz`` (one array per column of `ProfilePoint`), beside the
-files of `penstock.config.files.profile_folder`, which other planners read too. Times are seconds here.
+files of `penstock_dynamo.profile_folder`, which other planners read too. Times are seconds here.
 """
 
 from collections.abc import Mapping, Sequence

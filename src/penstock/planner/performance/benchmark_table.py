@@ -55,7 +55,7 @@ class BenchmarkTable:
 
     @classmethod
     def of_metrics(cls, metrics: Mapping[str, Any], source: str = "self-benchmark") -> "BenchmarkTable":
-        """Return the model of an engine's own measurement (`penstock.engine.self_benchmark.perf_metrics`).
+        """Return the model of an engine's own measurement (`penstock_lab.engine.self_benchmark.perf_metrics`).
 
         Raises:
             ConfigError: a part is missing or is not as it must be.

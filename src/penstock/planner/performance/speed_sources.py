@@ -26,7 +26,7 @@ PROFILE_CONTEXTS, PROFILE_BATCHES = 8, 8
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep of one configuration, as `penstock.config.files.profile_folder` reads it. Tokens, seconds, tokens/s/GPU.
+    """A sweep of one configuration, as `penstock_dynamo.profile_folder` reads it. Tokens, seconds, tokens/s/GPU.
 
     Args:
         prefill_isl, prefill_ttft, prefill_per_gpu: shape (n,).
@@ -75,7 +75,7 @@ class KnownSpeeds:
     """Known speeds of one kind of engine before it serves.
 
     Args:
-        metrics: by source, points as `penstock.engine.self_benchmark.perf_metrics` gives them.
+        metrics: by source, points as `penstock_lab.engine.self_benchmark.perf_metrics` gives them.
         profile: of a folder; its points count as metrics of source ``profile``.
         why_not: by source, why it is missing, for display.
     """

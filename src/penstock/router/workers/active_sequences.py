@@ -203,7 +203,7 @@ class ActiveSequences:
     def shared(self, columns: LoadColumns, blocks: Sequence[int]) -> Column | int:
         """Return how many leading blocks of a prompt each target has in use; 0 where none has any.
 
-        Cost: O(targets that use the first block); of runs, see `penstock.router.kv_index.runs.run_reach`.
+        Cost: O(targets that use the first block); of runs, see `penstock_lab.runs.run_reach`.
         """
         if self._users is None:
             self._users = self._count_users()

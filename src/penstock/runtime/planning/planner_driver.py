@@ -31,7 +31,7 @@ seconds of work, a few are written each tick. A successor with an older state re
 
 
 class _OutsidePlugins(Protocol):
-    """Plugins in other processes: `penstock.adapters.plugins.plugin_host.PluginHost`."""
+    """Plugins in other processes: `penstock_extras.plugins.plugin_host.PluginHost`."""
 
     def ask(self, question: AskPlugin) -> None: ...
     async def close(self) -> None: ...

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from lightkube import AsyncClient, KubeConfig
 
-from penstock.adapters.connectors.kubernetes.configured_targets import connector_of
-from penstock.adapters.connectors.kubernetes.graph_deployment import PARENT_ENV
-from penstock.adapters.connectors.kubernetes.kubernetes_connector import KubernetesConnector
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.planning_settings import KubernetesScaling, PlanningSettings
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Pool
+from penstock_kubernetes.connector.configured_targets import connector_of
+from penstock_kubernetes.connector.graph_deployment import PARENT_ENV
+from penstock_kubernetes.connector.kubernetes_connector import KubernetesConnector
 from tests.adapters.connectors.kubernetes.cluster_objects import (
     GRAPHS,
     NVIDIA,

@@ -11,15 +11,15 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
 from lightkube.types import PatchType
 
-from penstock.adapters.connectors.kubernetes.api_access import ApiAccess
-from penstock.adapters.connectors.kubernetes.graph_deployment import GraphDeployment
-from penstock.adapters.connectors.kubernetes.kubernetes_connector import KubernetesConnector
-from penstock.adapters.connectors.kubernetes.own_cluster import OwnCluster
-from penstock.adapters.connectors.kubernetes.pool_pods import DELETION_COST
-from penstock.adapters.connectors.kubernetes.scaled_object import ScaledObject
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Reason
+from penstock_kubernetes.connector.api_access import ApiAccess
+from penstock_kubernetes.connector.graph_deployment import GraphDeployment
+from penstock_kubernetes.connector.kubernetes_connector import KubernetesConnector
+from penstock_kubernetes.connector.own_cluster import OwnCluster
+from penstock_kubernetes.connector.pool_pods import DELETION_COST
+from penstock_kubernetes.connector.scaled_object import ScaledObject
 from tests.adapters.connectors.kubernetes.cluster_objects import (
     ADAPTERS,
     CRASHING,

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from penstock.adapters.kubernetes.resource_watch import follow, older
 from penstock.adapters.seams import StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
 from penstock.kernel.values import JsonObject
+from penstock_kubernetes.api.resource_watch import follow, older
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

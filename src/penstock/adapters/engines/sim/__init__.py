@@ -1,1 +1,0 @@
-"""The simulated engine as a live server: vLLM's HTTP dialect, KV events and metrics over one `penstock.engine`."""

@@ -1,0 +1,1 @@
+"""Policies of Dynamo's planners."""

@@ -1,0 +1,1 @@
+"""Dynamo's virtual connector: desired replicas as keys in an etcd."""

@@ -1,0 +1,57 @@
+"""Description of the routes of files and batches, for GET /openapi.json."""
+
+from collections.abc import Sequence
+
+from penstock.frontend.openapi.openapi import RouteDescription, get_operation, path_parameters, schema_of
+from penstock.kernel.values import JsonObject
+from penstock_extras.batches.batch_answers import Batch, BatchList, FileDeleted, FileList, StoredFile
+from penstock_extras.batches.batch_routes import NewBatch
+
+ERRORS = (400, 401, 404)
+
+
+def description() -> RouteDescription:
+    """Return their paths and structs."""
+    return RouteDescription({**_files(), **_batches()}, (StoredFile, FileList, FileDeleted, Batch, BatchList, NewBatch))
+
+
+def _files() -> JsonObject:
+    form: JsonObject = {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}
+    get = _file_route("fileContent", "The bytes of a file.", "StoredFile", "job")
+    get["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    return {
+        "/v1/files": {
+            "get": _file_route("listFiles", "All files, the newest first.", "FileList"),
+            "post": {
+                **_file_route("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417)),
+                "requestBody": form,
+            },
+        },
+        "/v1/files/{job}": {
+            "get": _file_route("getFile", "One file.", "StoredFile", "job"),
+            "delete": _file_route("deleteFile", "Delete a file.", "FileDeleted", "job", more=(409,)),
+        },
+        "/v1/files/{job}/content": {"get": get},
+    }
+
+
+def _batches() -> JsonObject:
+    body = {"required": True, "content": {"application/json": {"schema": schema_of("NewBatch")}}}
+    return {
+        "/v1/batches": {
+            "get": _file_route("listBatches", "All batches, the newest first.", "BatchList"),
+            "post": {
+                **_file_route("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429)),
+                "requestBody": body,
+            },
+        },
+        "/v1/batches/{batch}": {"get": _file_route("getBatch", "One batch.", "Batch", "batch")},
+        "/v1/batches/{batch}/cancel": {
+            "post": _file_route("cancelBatch", "End a batch before its time.", "Batch", "batch", more=(409,))
+        },
+    }
+
+
+def _file_route(name: str, summary: str, schema: str, path: str = "", more: Sequence[int] = ()) -> JsonObject:
+    operation = get_operation(name, summary, "batches", schema, (*ERRORS, *more), [{}, {"key": []}])
+    return {**operation, "parameters": path_parameters(f"{{{path}}}")} if path else operation

@@ -1,0 +1,1 @@
+"""Tokens of an OIDC issuer, and its keys."""

@@ -1,0 +1,1 @@
+"""Planner plug-ins in other processes, over gRPC."""

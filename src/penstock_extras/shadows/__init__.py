@@ -1,0 +1,1 @@
+"""Copies of answered requests at other models: read, compared, counted, recorded."""

@@ -1,0 +1,1 @@
+"""OTLP and TensorBoard."""

@@ -1,0 +1,1 @@
+"""Kubernetes companion: the operator, discovery and scaling over an API server, the end-point picker."""

@@ -1,0 +1,1 @@
+"""Commands of Kubernetes and of gateways."""

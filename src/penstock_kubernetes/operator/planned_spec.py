@@ -1,0 +1,164 @@
+"""Planned spec: a PenstockCluster that says in ``spec.request`` what it wants of a model, and gets its pools by a plan.
+
+The request is what ``penstock plan`` reads: its eight lines, or a whole ``DynamoGraphDeploymentRequest``. It is planned
+once, in a process of its own, and the plan stays in the status; what the spec says itself counts more.
+"""
+
+import asyncio
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
+
+from penstock.adapters.seams import StoreUnavailable
+from penstock.kernel.errors import ConfigError
+from penstock.kernel.values import JsonObject
+from penstock_kubernetes.api.api_request import ask
+from penstock_kubernetes.operator.cluster_spec import merge
+from penstock_kubernetes.operator.pod_template import GPU
+from penstock_lab.engine.timing.gpus import gpu_of_sku
+
+if TYPE_CHECKING:
+    from lightkube import AsyncClient
+
+PRODUCT = "nvidia.com/gpu.product"
+"""Label that NVIDIA's feature discovery gives a node."""
+PLAN_TIME = 600.0
+"""Seconds after which a plan is given up; the slowest of our own takes a tenth of it on one core."""
+FILES = (("workload", "trace"), ("profile",), ("output",))
+"""Fields of a request that name files: those of the operator's pod are nobody's business."""
+HELD_BACK = "the request is planned and not applied: status.plan has the config; set its autoApply to true"
+
+
+async def with_plan(
+    client: "AsyncClient", resource: JsonObject, known: JsonObject, folder: Path
+) -> tuple[JsonObject, JsonObject]:
+    """Return a resource whose pools are there, and the plan that they are of; both as they are without a request.
+
+    Args:
+        known: the plan in the status, which is kept for the same request.
+    Raises:
+        ConfigError: the request can't be read, asks for files, or no deployment meets it.
+    """
+    spec = {**(resource.get("spec") or {})}
+    request = spec.pop("request", None)
+    if request is None:
+        return resource, {}
+    digest = hashlib.sha256(msgspec.json.encode(request, order="sorted")).hexdigest()[:16]
+    if known.get("request") != digest:
+        config = await _planned(client, request, folder)
+        known = {"request": digest, "config": config}
+    return {**resource, "spec": merge(known["config"], spec)}, known
+
+
+def waits_for_approval(resource: JsonObject) -> bool:
+    """Return whether a resource's request is to be planned, and not to be applied."""
+    request = (resource.get("spec") or {}).get("request") or {}
+    return (_at(request, "spec", "autoApply"), request.get("auto_apply")).count(False) > 0
+
+
+async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> JsonObject:
+    """Return the config of the best deployment."""
+    _check(request)
+    words = [] if _gpus_named(request) else await _gpus_there(client, request)
+    where = folder / "plan"
+    where.mkdir(exist_ok=True)
+    (where / "request.yaml").write_text(yaml.safe_dump(request, sort_keys=False))
+    command = (sys.executable, "-m", "penstock", "plan", "request.yaml", "--no-apply", "--json", "--jobs", "1")
+    words += ["--output", str(where / "made")]
+    child = await asyncio.create_subprocess_exec(
+        *command, *words, cwd=where, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(PLAN_TIME):
+            out, err = await child.communicate()
+    except TimeoutError as error:
+        raise ConfigError(f"spec.request: no plan came within {PLAN_TIME:g} s") from error
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode not in (0, 1) or not out:
+        raise ConfigError(f"spec.request: {err.decode(errors='replace').strip()}")
+    outcome = msgspec.json.decode(out)
+    if not outcome["feasible"]:
+        floor = outcome["floor"] or {}
+        why, changes = floor.get("reason"), "; ".join(floor.get("changes", ()))
+        raise ConfigError(f"spec.request: no deployment meets the SLO: {why}", hint=f"what would change it: {changes}")
+    config: JsonObject = yaml.safe_load((where / "made" / "penstock.yaml").read_text())
+    return config
+
+
+def _check(request: object) -> None:
+    if not isinstance(request, dict):
+        raise ConfigError("spec.request is not a mapping", hint="give it model, slo, hardware and workload")
+    for path in FILES:
+        if _at(request, *path) is not None:
+            raise ConfigError(
+                f"spec.request: {'.'.join(path)} names a file, which is not in the operator's pod",
+                hint="plan with penstock plan on your machine, and apply what it writes",
+            )
+    for text in _texts([request.get("model"), _at(request, "spec", "model"), _at(request, "hardware", "gpu")]):
+        if text.startswith(("/", "~", ".")) or ".." in text:
+            raise ConfigError(f"spec.request: {text} is a path", hint="give a well-known name")
+    if (request.get("engine"), _at(request, "spec", "backend")).count("sglang"):
+        raise ConfigError(
+            "spec.request: SGLang's servers are started elsewhere, by what penstock plan writes",
+            hint="give engine vllm or sim, or attach SGLang's servers with pools.*.urls",
+        )
+
+
+def _gpus_named(request: JsonObject) -> bool:
+    return bool(_at(request, "hardware", "gpu") or _at(request, "spec", "hardware", "gpuSku"))
+
+
+async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
+    """Return flags for the GPUs of the nodes: of several kinds the one of which there are most."""
+    from lightkube import ApiError
+
+    try:
+        nodes = await ask(lambda: _nodes(client))
+    except (StoreUnavailable, ApiError) as error:
+        raise ConfigError(
+            f"spec.request names no GPU, and nodes can't be looked at: {error}",
+            hint="give hardware.gpu (spec.hardware.gpuSku in a DynamoGraphDeploymentRequest)",
+        ) from error
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        product, gpus = _at(node, "metadata", "labels", PRODUCT), str(_at(node, "status", "allocatable", GPU))
+        if isinstance(product, str) and gpus.isdecimal():
+            counts[product] += int(gpus)
+    if not counts.total():
+        raise ConfigError(
+            f"spec.request names no GPU, and no node has {GPU} and the label {PRODUCT}",
+            hint="give hardware.gpu (spec.hardware.gpuSku in a DynamoGraphDeploymentRequest)",
+        )
+    product, count = counts.most_common(1)[0]
+    asked = _at(request, "hardware", "max_gpus") or _at(request, "spec", "hardware", "totalGpus")
+    most = min(asked, count) if isinstance(asked, int) else count
+    return ["--gpu", gpu_of_sku(product), "--max-gpus", str(most)]
+
+
+async def _nodes(client: "AsyncClient") -> list[JsonObject]:
+    from lightkube.resources.core_v1 import Node
+
+    return [node.to_dict() async for node in client.list(Node)]
+
+
+def _texts(values: Iterable[object]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from _texts(value)
+
+
+def _at(data: object, *path: str) -> object:
+    for name in path:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data

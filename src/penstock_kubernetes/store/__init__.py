@@ -1,0 +1,1 @@
+"""Discovery in an API server."""

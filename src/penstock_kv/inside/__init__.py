@@ -1,0 +1,1 @@
+"""penstock_kv.inside NEEDS A SENTENCE."""

@@ -1,0 +1,1 @@
+"""penstock_kv.inside.weights NEEDS A SENTENCE."""

@@ -1,0 +1,1 @@
+"""What the lab reads and checks of a config: timing files, simulated engines, their tiers."""
