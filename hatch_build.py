@@ -14,7 +14,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ROOMS = ("kernel", "router", "engine", "simulate", "traffic")
+ROOMS = (
+    *("penstock/kernel", "penstock/router"),
+    *("penstock_lab/engine", "penstock_lab/runs", "penstock_lab/simulate", "penstock_lab/traffic"),
+)
 """Where a simulation and a routing decision spend their time. A gateway's time goes into sockets and libraries."""
 LEFT_OUT = {
     "errors.py": "errors of other rooms derive from its own",
@@ -45,7 +48,7 @@ class Build(BuildHookInterface[Any]):
         if not wheel or not compiles():
             return
         source = Path(self.root, "src")
-        modules = sorted(str(path.relative_to(source)) for path in compilable(source / "penstock"))
+        modules = sorted(str(path.relative_to(source)) for path in compilable(source))
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-compiled-")  # goes with the builder's process
         build = Path(self._folder.name)
         here = Path.cwd()

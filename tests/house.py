@@ -18,16 +18,16 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SRC = ROOT / "src/penstock"
+SRC = ROOT / "src"
 PAGE = ROOT / "ARCHITECTURE.md"
 LEDGER = ROOT / "docs/why/lines.md"
 SLACK = 40
-"""Lines of code that a folder may lose before ARCHITECTURE.md must say so."""
+"""Lines of code that a package may lose before ARCHITECTURE.md must say so."""
 FILES_PER_FOLDER = 18
-KINDS = {"__init__", "__main__", "events", "journal", "settings"}
+KINDS = {"__init__", "__main__", "events", "extension", "journal", "settings"}
 """File names that say a file's kind within its room: each room may have one."""
-COMMANDS = SRC / "cli"
-"""A command has the name of what it is about, as the room's own file may have."""
+COMMANDS = "cli"
+"""Folders of commands: one has the name of what it is about, as the room's own file may have."""
 PRONOUN_ENGLISH = {
     *("told", "said", "seen", "held", "kept", "found", "asked", "because"),
     *("word", "wish", "wishes", "wished", "whom", "who", "came", "gone"),
@@ -35,8 +35,8 @@ PRONOUN_ENGLISH = {
 """Words that say how a value came instead of what it is; the glossary has the noun."""
 PRONOUN_ENGLISH_WRITTEN = {"plugin_asked"}
 """Fields of snapshots: another name would change the bytes of old journals."""
-PRONOUN_ENGLISH_LEFT = {"config": 10, "kernel": 1, "router": 11}
-"""Rooms that still have some, with how many there are at most: empty it when they are renamed."""
+PRONOUN_ENGLISH_LEFT = {"penstock": 14, "penstock_dynamo": 8}
+"""Packages that still have some, with how many there are at most: empty it when they are renamed."""
 PHRASES = {
     r"(?<!here )\bis no (?!longer|such|one\b|use\b|good\b|need\b)": "is not a ..., is not valid ...",
     r"\b(is|are) none of\b": "is not one of ...",
@@ -174,12 +174,12 @@ def file_names() -> Iterator[str]:
     """A file name stands in one folder, and a folder has no more files than a reader looks through."""
     places = defaultdict(list)
     for path in files():
-        if path.stem not in KINDS and path.parent != COMMANDS:
+        if path.stem not in KINDS and path.parent.name != COMMANDS:
             places[path.name].append(str(path.relative_to(SRC)))
     for where in places.values():
         if len(where) > 1:
             yield f"the file name of {where[0]} stands in another folder, too: {', '.join(where[1:])}"
-    for folder in sorted({path.parent for path in files()} - {COMMANDS}):
+    for folder in sorted({path.parent for path in files() if path.parent.name != COMMANDS}):
         if (count := len(list(folder.glob("*.py")))) > FILES_PER_FOLDER:
             yield f"{folder.relative_to(SRC)} has {count} files, more than {FILES_PER_FOLDER}"
 
@@ -197,7 +197,7 @@ def imports_of(path: Path) -> set[str]:
 
 def circles() -> Iterator[str]:
     """Imports inside functions and under TYPE_CHECKING count: whoever reads one of the files needs them all."""
-    modules = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in files()}
+    modules = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in files()}
     graph = {name: imports_of(path) & modules.keys() - {name} for name, path in modules.items()}
     while leaves := {name for name, below in graph.items() if not below & graph.keys()}:
         graph = {name: below for name, below in graph.items() if name not in leaves}
@@ -231,25 +231,24 @@ def code_lines(path: Path) -> int:
     return len(lines - documented)
 
 
-def lines_of_folders() -> dict[str, int]:
-    """Return the lines of code of each folder directly below src/penstock."""
+def lines_of_packages() -> dict[str, int]:
+    """Return the lines of code of each package."""
     lines: dict[str, int] = defaultdict(int)
     for path in files():
-        if path.parent != SRC:
-            lines[path.relative_to(SRC).parts[0]] += code_lines(path)
+        lines[path.relative_to(SRC).parts[0]] += code_lines(path)
     return dict(lines)
 
 
 def written_lines(text: str) -> dict[str, int]:
-    """Return the lines of code of each folder as a text of ARCHITECTURE.md has them."""
+    """Return the lines of code of each package as a text of ARCHITECTURE.md has them."""
     rows = re.findall(r"^\| `(\w+)/` \| ([\d,]+) \|$", text, re.MULTILINE)
     return {folder: int(lines.replace(",", "")) for folder, lines in rows}
 
 
 def budget() -> Iterator[str]:
-    """Each folder has the lines of code that ARCHITECTURE.md says, which grow for a written reason only."""
+    """Each package has the lines of code that ARCHITECTURE.md says, which grow for a written reason only."""
     written = written_lines(PAGE.read_text())
-    for folder, count in lines_of_folders().items():
+    for folder, count in lines_of_packages().items():
         if folder not in written:
             yield f"{folder} has no row among the lines of code in ARCHITECTURE.md"
         elif count > written[folder]:
@@ -259,13 +258,13 @@ def budget() -> Iterator[str]:
             )
         elif count < written[folder] - SLACK:
             yield f"{folder} has only {count} lines of code left: `python -m tests.house --write` puts that down"
-    for folder in written.keys() - lines_of_folders().keys():
+    for folder in written.keys() - lines_of_packages().keys():
         yield f"{folder}, a row among the lines of code in ARCHITECTURE.md, does not exist"
     yield from growth(versions())
 
 
 def growth(history: list[tuple[str, str, str]]) -> Iterator[str]:
-    """Name the folders whose written lines grew from one version to the next, without a smaller total or a reason.
+    """Name the packages whose written lines grew from one version to the next, without a smaller total or a reason.
 
     Args:
         history: of ARCHITECTURE.md and of the ledger, oldest first: (name of the version, text, text).
@@ -305,7 +304,7 @@ def git(*arguments: str) -> str:
 def room_rows() -> Iterator[str]:
     """Each folder with code has a row in ARCHITECTURE.md that says what is in it, itself or by a folder around it."""
     known = set(re.findall(r"^\| `([\w/]+)/` \| .*[a-z].* \|$", PAGE.read_text(), re.MULTILINE))
-    folders = {path.relative_to(SRC).parent for path in files() if path.parent != SRC}
+    folders = {folder for path in files() if len((folder := path.relative_to(SRC).parent).parts) > 1}
     for folder in sorted(folders):
         if not any(str(each) in known for each in (folder, *folder.parents)):
             yield f"{folder} has no row in ARCHITECTURE.md"
@@ -320,7 +319,7 @@ CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
 
 
 def write(lines: Mapping[str, int]) -> None:
-    """Put the lines of code of each folder into ARCHITECTURE.md."""
+    """Put the lines of code of each package into ARCHITECTURE.md."""
     text = PAGE.read_text()
     for folder, count in lines.items():
         text = re.sub(rf"^(\| `{folder}/` \|) [\d,]+ \|$", rf"\1 {count:,} |", text, flags=re.MULTILINE)
@@ -330,7 +329,7 @@ def write(lines: Mapping[str, int]) -> None:
 
 def main(arguments: list[str]) -> int:
     if arguments == ["--write"]:
-        write(lines_of_folders())
+        write(lines_of_packages())
     faults = [fault for check in CHECKS for fault in check()]
     for fault in faults:
         print(fault)

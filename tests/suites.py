@@ -68,8 +68,21 @@ def below(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}{'.py' if PurePosixPath(name).name.startswith('test_') else ''}" for name in names)
 
 
+LAB = {room: f"penstock_lab/{room}" for room in ("engine", "profiler", "report", "runs", "simulate", "traffic")}
+HOMES = {
+    **LAB,
+    "blocks": "penstock_kv/blocks",
+    "picker": "penstock_kubernetes/picker",
+    "transfer": "penstock_kv/transfer",
+}
+"""Room of the tests -> its folder in src, where that is a companion's."""
+
+
 def sources(*names: str) -> tuple[str, ...]:
-    return below("src/penstock", *names)
+    """Return the folders in src of rooms, of companions (``penstock_kv``) and of what is below them."""
+    return below(
+        "src", *(name if name.startswith("penstock_") else HOMES.get(name, f"penstock/{name}") for name in names)
+    )
 
 
 def without(*paths: str) -> tuple[str, ...]:
@@ -77,8 +90,9 @@ def without(*paths: str) -> tuple[str, ...]:
 
 
 COMPILED = ("kernel", "router", "engine", "simulate", "traffic")
-"""Rooms that `hatch_build.py` compiles."""
+"""Rooms whose sources `hatch_build.py` compiles."""
 PURE = (*COMPILED, "planner", "fleet", "blocks")
+COMPANIONS = ("penstock_dynamo", "penstock_extras", "penstock_kubernetes", "penstock_kv", "penstock_lab")
 SHELL = (
     *("config", "cli", "adapters", "contracts", "frontend", "inside", "kubernetes", "page", "picker", "runtime"),
     *("report", "profiler", "docs", "release", "security", "testing", "transfer"),
@@ -121,23 +135,20 @@ PROGRAMS = ("kubectl", "helm", "envoy", "nginx", "haproxy", "xds")
 
 SUITES = (
     Suite("pure", below("tests", *PURE), subject=sources(*PURE), ring="test", once_more=False),
-    Suite("stateful", ("tests/stateful",), subject=sources("runtime/operator"), ring="gate", once_more=False),
+    Suite(
+        "stateful", ("tests/stateful",), subject=sources("penstock_kubernetes/operator"), ring="gate", once_more=False
+    ),
     Suite(
         "shell",
         below("tests", *SHELL),
         subject=(
-            *sources(
-                "__init__.py", "__main__.py", "extension.py", "py.typed", "adapters", "cli", "companions", "config"
-            ),
-            *sources("frontend", "inside"),
-            *sources("page", "picker", "profiler", "report", "runtime", "testing", "transfer"),
+            *sources("__init__.py", "__main__.py", "extension.py", "py.typed", "adapters", "cli", "config"),
+            *sources("frontend", "inside", "page", "runtime", "testing", *COMPANIONS),
             *("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE", "Makefile", ".ci"),
             *(".gitignore", "bench", "docs", "examples", "requirements"),
             *(
                 "tests/environments.py",
                 "tests/house.py",
-                "tests/companions.json",
-                "tests/import_contracts.py",
                 "tests/nightly.py",
                 "tests/run.py",
                 "tests/suites.py",
@@ -168,8 +179,7 @@ SUITES = (
         "kubernetes",
         ("tests/kubernetes",),
         subject=(
-            *sources("adapters/connectors/kubernetes", "adapters/kubernetes", "adapters/stores", "runtime/operator"),
-            *sources("cli/operator.py", "cli/render.py", "fleet", "profiler/deployment_plan"),
+            *sources("adapters/stores", "fleet", "penstock_kubernetes", "penstock_lab/profiler/deployment_plan"),
             *("deploy", "tests/kubernetes/*.py", "tests/kubernetes/setup"),
         ),
         gate=below(
@@ -198,7 +208,7 @@ SUITES = (
     Suite(
         "compiled-pure",
         below("tests", *PURE, "stateful"),
-        subject=(*sources(*COMPILED), *BUILD),
+        subject=(*sources(*COMPILED, "runs"), *BUILD),
         gate=below("tests", *PURE, "stateful"),
         once_more=False,
         needs=("compiled",),
@@ -209,7 +219,7 @@ SUITES = (
     Suite(
         "compiled-random",
         below("tests", *SHELL, "live"),
-        subject=(*sources(*COMPILED), *BUILD),
+        subject=(*sources(*COMPILED, "runs"), *BUILD),
         gate=below("tests", *SHELL, "live"),
         select="hypothesis and not slow",
         needs=("compiled",),
@@ -221,7 +231,7 @@ SUITES = (
         "compiled-shell",  # what has a compiled module below it
         below("tests", "adapters", "cli", "contracts", "frontend", "profiler", "report", "runtime", "testing")
         + below("tests/live", "test_up", "test_handoff", "test_planner"),
-        subject=(*sources(*COMPILED), *BUILD),
+        subject=(*sources(*COMPILED, "runs"), *BUILD),
         select="not slow and not hypothesis",
         workers=3,
         needs=("compiled",),
@@ -231,7 +241,7 @@ SUITES = (
         "vllm",
         below("tests/vllm", "children", "handoff", "test_environment", "test_parsers", "test_publisher", "tiers")
         + below("tests/vllm", "test_transformers"),
-        subject=(*ENGINES, *sources("blocks", "inside", "runtime/kv_tiers", "transfer")),
+        subject=(*ENGINES, *sources("inside", "penstock_kv")),
         gate=below("tests/vllm", "children/test_1_serves", "children/test_3_killed", "handoff/test_1_splits")
         + below("tests/vllm", "test_environment", "tiers/test_4_one_flag"),
         needs=("vllm",),
@@ -250,7 +260,7 @@ SUITES = (
     Suite(
         "vllm-planner",
         below("tests/vllm", "planned", "profiled"),
-        subject=(*sources("planner", "profiler", "runtime/planning"), *SERVERS),
+        subject=(*sources("penstock_dynamo", "planner", "profiler", "runtime/planning"), *SERVERS),
         select="not soak",
         workers=1,
         needs=("vllm",),
@@ -259,7 +269,7 @@ SUITES = (
     Suite(
         "vllm-media",
         below("tests/vllm", "seeing"),
-        subject=(*sources("frontend/media", "kernel/media", "inside/embeddings"), *SERVERS),
+        subject=(*sources("frontend/media", "kernel/media", "penstock_kv/inside/embeddings"), *SERVERS),
         needs=("vllm",),
         requires=("vllm",),
     ),
@@ -273,7 +283,10 @@ SUITES = (
     Suite(
         "vllm-weights",
         below("tests/vllm", "test_weights"),
-        subject=(*sources("inside/weights", "runtime/weights", "transfer/weights"), *SERVERS),
+        subject=(
+            *sources("penstock_kv/inside/weights", "penstock_kv/weights", "penstock_kv/transfer/weights"),
+            *SERVERS,
+        ),
         workers=1,
         needs=("vllm",),
         requires=("vllm",),
@@ -316,7 +329,7 @@ SUITES = (
         "clients",
         CLIENTS,
         subject=(
-            *sources("frontend/dialects", "frontend/exchange", "frontend/open_inference", "frontend/openai"),
+            *sources("frontend/dialects", "frontend/exchange", "frontend/openai", "penstock_extras/open_inference"),
             *sources("frontend/parsers", "frontend/prompt"),
             *("examples", "docs/guides/vendor-clients.md"),
         ),
@@ -332,7 +345,7 @@ SUITES = (
     Suite(
         "simulations",
         below("tests", *PURE, "cli", "profiler", "report"),
-        subject=sources("engine", "planner", "profiler", "report", "router", "simulate", "traffic"),
+        subject=sources("penstock_dynamo", "penstock_lab", "planner", "router"),
         select="slow",
         workers=3,
         spread="loadfile",
@@ -340,7 +353,10 @@ SUITES = (
     Suite(
         "slow",
         ("tests/live", *below("tests", *(room for room in SHELL if room not in SLOW_ELSEWHERE))),
-        subject=sources("adapters", "config", "fleet", "frontend", "inside", "page", "runtime", "transfer"),
+        subject=sources(
+            *("adapters", "config", "fleet", "frontend", "inside", "page", "runtime"),
+            *("penstock_extras", "penstock_kv"),
+        ),
         select="slow",
         workers=3,
         spread="loadfile",

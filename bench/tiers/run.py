@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from table import Cell, break_even, cells
 
 import penstock
+import penstock_lab
 from penstock_lab.config.timing_files import load_timing
 from penstock_lab.engine.kv_capacity import with_blocks
 from penstock_lab.engine.settings import SimSettings, TimingSettings
@@ -169,7 +170,7 @@ def conversation(trace: Path, rate: float) -> Iterator[TrafficRequest]:
 
 
 def agent(rate: float) -> Iterator[TrafficRequest]:
-    return penstock.workload("agent", rate, random.Random(1))
+    return penstock_lab.workload("agent", rate, random.Random(1))
 
 
 def about(options: argparse.Namespace) -> str:

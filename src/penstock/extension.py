@@ -61,7 +61,7 @@ Seam = Literal[
     "importer",
     "frontend process",
 ]
-"""Where an extension may add something; docs/guides/extensions.md says what an entry of each is."""
+"""Where an extension may add something; docs/guides/extensions.md says what an entry is."""
 SEAMS = get_args(Seam)
 PLACED = ("sim", "cache", "picker", "classic")
 """Groups of settings that have a place of their own in the server's tree."""

@@ -8,7 +8,9 @@ PICKER = "penstock_kubernetes.picker.picker_process"
 EXTENSION = Extension(
     name="kubernetes",
     entries={
-        "command": {name: f"penstock.cli.{name}:command" for name in ("epp", "operator", "picker", "render")},
+        "command": {
+            name: f"penstock_kubernetes.cli.{name}:command" for name in ("epp", "operator", "picker", "render")
+        },
         "client": {"kubernetes": "penstock_kubernetes.cli.port_forward:PodClient"},
         "frontend process": {"picker": "penstock_kubernetes.extension:PICKER"},
         "source": {"kubernetes": "penstock_kubernetes.pod_pool:PodSource"},

@@ -5,7 +5,7 @@ from penstock.extension import Extension
 EXTENSION = Extension(
     name="kv",
     entries={
-        "command": {name: f"penstock.cli.{name}:command" for name in ("cache", "weights")},
+        "command": {name: f"penstock_kv.cli.{name}:command" for name in ("cache", "weights")},
         "child": {
             "tiers": "penstock_kv.tiers.tier_children:TierChildren",
             "weights": "penstock_kv.weights.weight_children:WeightChildren",

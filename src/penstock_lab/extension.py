@@ -15,7 +15,7 @@ EXTENSION = Extension(
         },
         "command": {
             **{
-                name: f"penstock.cli.{name}:command"
+                name: f"penstock_lab.cli.{name}:command"
                 for name in ("bench", "plan", "profile", "replay", "simulate", "study", "trace", "tune", "ui", "engine")
             },
         },

@@ -37,15 +37,21 @@ PAGE = configuration_page()
 
 def all_settings() -> list[type[Settings]]:
     """Import every module that may declare settings, and return all the structs that it declared."""
-    for package in ("kernel", "router", "engine", "traffic", "config"):
-        root = importlib.import_module(f"penstock.{package}")
+    for package in (
+        "penstock.kernel",
+        "penstock.router",
+        "penstock_lab.engine",
+        "penstock_lab.traffic",
+        "penstock.config",
+    ):
+        root = importlib.import_module(package)
         for module in pkgutil.iter_modules(root.__path__):
-            importlib.import_module(f"penstock.{package}.{module.name}")
+            importlib.import_module(f"{package}.{module.name}")
     found: list[type[Settings]] = []
     waiting: list[type[Settings]] = [Settings]
     while waiting:
         for child in waiting.pop().__subclasses__():
-            if child.__module__.startswith(f"{penstock.__name__}."):
+            if child.__module__.partition(".")[0].startswith(penstock.__name__):
                 found.append(child)
                 waiting.append(child)
     return found

@@ -1,5 +1,6 @@
 """Extensions are found by entry points alone, ours as a stranger's, and one that is broken breaks nothing else."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -19,8 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-ARROWS_LEFT = 47
-"""Imports of companions by the server that are left: they only become fewer."""
 
 GOOD = Extension(name="good", entries={"scorer": {"one": "penstock.kernel.plurals:counted", "two": "no.such:thing"}})
 TWIN = Extension(name="twin", entries={"scorer": {"one": "x:y"}})
@@ -85,6 +84,64 @@ def test_help_and_status_read_no_entry_points() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_server_s_imports_of_companions_only_become_fewer() -> None:
-    (contract,) = [each for each in CONTRACTS if each["type"] == "companions"]
-    assert len(contract["ignore_imports"]) <= ARROWS_LEFT
+def test_no_module_of_the_server_names_a_companion_in_an_import() -> None:
+    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The server imports no companion")]
+    assert contract["layers"][-1] == "penstock" and "ignore_imports" not in contract
+
+
+SETTINGS = """
+from typing import Annotated
+
+from penstock.extension import Extension
+from penstock.kernel.settings import Knob, Settings
+
+
+class Limits(Settings, frozen=True, kw_only=True):
+    \"\"\"What acme limits.\"\"\"
+
+    low: Annotated[int, Knob("Fewest of them.", unit="count", ge=0)] = 1
+    high: Annotated[int, Knob("Most of them.", unit="count", ge=0)] = 9
+
+
+def check(settings):
+    limits = settings.extensions.acme
+    if limits.low > limits.high:
+        yield ("extensions", "acme", "low"), f"is {limits.low}, above high {limits.high}", "lower it"
+
+
+import click
+
+
+@click.command("acme")
+def command():
+    click.echo("acme speaks")
+
+
+EXTENSION = Extension(name="acme", entries={
+    "settings": {"acme": Limits}, "check": {"acme": check}, "command": {"acme": command},
+    "store": {"acme-store": "acme:no"},
+})
+"""
+
+
+def test_settings_checks_and_commands_of_a_stranger_are_as_the_server_s_own(tmp_path: Path) -> None:
+    (tmp_path / "acme.py").write_text(SETTINGS)
+    info = tmp_path / "acme-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[penstock.extensions]\nacme = acme:EXTENSION\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+
+    def penstock(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    shown = penstock("config", "show", "--set", "extensions.acme.low=3")
+    assert "low: 3" in shown.stdout, shown.stderr
+    crossed = penstock("config", "check", "--set", "extensions.acme.low=10")
+    assert crossed.returncode == 2 and "extensions.acme.low: is 10, above high 9" in crossed.stderr
+    outside = penstock("config", "check", "--set", "extensions.acme.low=-1")
+    assert outside.returncode == 2 and "out of range: 0 or more" in outside.stderr
+    assert '"Limits"' in penstock("config", "schema").stdout and "acme-store" in penstock("config", "schema").stdout
+    assert penstock("acme").stdout == "acme speaks\n"
+    assert "no command 'acmee'" in penstock("acmee").stderr

@@ -209,12 +209,18 @@ def test_the_linter_of_the_house_finds_what_is_wrong(tmp_path: Path, monkeypatch
         file.parent.mkdir(parents=True, exist_ok=True)
         (file.parent / "__init__.py").touch()
         file.write_text(text)
-    (tmp_path / "ARCHITECTURE.md").write_text("| `fleet/` | engines |\n| `gone/` | nothing |\n\n| `fleet/` | 1 |\n")
+    (tmp_path / "ARCHITECTURE.md").write_text(
+        "| `penstock/fleet/` | engines |\n| `gone/` | nothing |\n\n| `penstock/` | 1 |\n"
+    )
     (tmp_path / "lines.md").write_text("")
-    for name, value in {"SRC": package, "PAGE": tmp_path / "ARCHITECTURE.md", "LEDGER": tmp_path / "lines.md"}.items():
+    for name, value in {
+        "SRC": package.parent,
+        "PAGE": tmp_path / "ARCHITECTURE.md",
+        "LEDGER": tmp_path / "lines.md",
+    }.items():
         monkeypatch.setattr(house, name, value)
     monkeypatch.setattr(house, "ROOT", tmp_path)
-    monkeypatch.setattr(house, "COMMANDS", package / "cli")
+    monkeypatch.setattr(house, "PRONOUN_ENGLISH_LEFT", {})
     for cached in (house.tree_of, house.files, house.classes):
         cached.cache_clear()
     try:
@@ -228,8 +234,8 @@ def test_the_linter_of_the_house_finds_what_is_wrong(tmp_path: Path, monkeypatch
         "fleet/b.py: found",
         "penstock.router.a is in a circle",
         "fleet/b.py: 'Is this a question?'",
-        "router has no row in ARCHITECTURE.md",
+        "penstock/router has no row in ARCHITECTURE.md",
         "a row for gone",
-        "fleet has 3 lines of code, 1 in ARCHITECTURE.md",
+        "penstock has 15 lines of code, 1 in ARCHITECTURE.md",
     ):
         assert part in faults

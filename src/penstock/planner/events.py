@@ -64,7 +64,7 @@ class PluginLeft(Event, frozen=True, kw_only=True):
 
 
 class Benchmarked(Event, frozen=True, kw_only=True):
-    """A worker's measurement of itself; ``metrics`` in the form of `penstock_lab.engine.self_benchmark.perf_metrics`."""
+    """A worker's measurement of itself; ``metrics`` as `penstock_lab.engine.self_benchmark.perf_metrics` has them."""
 
     model: str
     role: Role

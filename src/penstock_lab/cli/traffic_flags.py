@@ -52,7 +52,7 @@ def trace_options(prefix: str) -> Callable[[F], F]:
 
 
 def traffic_options(command: F) -> F:
-    """Add the flags that bench and simulate share; `penstock_lab.report.traffic_options.TrafficOptions` explains them."""
+    """Add the flags of bench and simulate; `penstock_lab.report.traffic_options.TrafficOptions` explains them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,8 +1,8 @@
 """Block cache of the simulated engine for prompts that come as runs of blocks.
 
-The same cache as `penstock_lab.engine.block_cache`, which is the yardstick that it is tested against: equal answers, equal
-evictions in an equal order. Here what is held of a run is a number, and what is idle are stretches of runs, so a call
-costs as much as there are runs in the prompt, not blocks.
+The same cache as `penstock_lab.engine.block_cache`, which is the yardstick that it is tested against: equal answers,
+equal evictions in an equal order. Here what is held of a run is a number, and what is idle are stretches of runs, so a
+call costs as much as there are runs in the prompt, not blocks.
 """
 
 from collections.abc import Sequence

@@ -104,8 +104,8 @@ class TrafficOptions:
 
     Args:
         trace: a file, in ``trace_format`` or in the one that its first lines match; or else ``workload`` at
-            ``rate`` requests per second, spaced by ``arrivals`` (`penstock_lab.traffic.arrival_patterns`). A trace without
-            times comes at that rate, too.
+            ``rate`` requests per second, spaced by ``arrivals`` (`penstock_lab.traffic.arrival_patterns`). A trace
+            without times comes at that rate, too.
         trace_block_size: tokens per hash id, where the rows don't have it. trace_time_unit: of its times, and
         trace_columns (``WHAT=NAME,...``), where they don't say them. trace_start, trace_end: slice of its clock.
         spread_ties: spread requests of one timestamp evenly up to the next one.

@@ -1,7 +1,7 @@
 """Approximate KV index of block runs: guesses what each target holds from where requests went.
 
-`penstock.router.kv_index.approximate_index` for chains of `penstock_lab.runs.block_runs`, tested against it: a placement
-counts for ``ttl``, and within one placement the last block is the first to go.
+`penstock.router.kv_index.approximate_index` for chains of `penstock_lab.runs.block_runs`, tested against it: a
+placement counts for ``ttl``, and within one placement the last block is the first to go.
 """
 
 from collections import deque

@@ -1,1 +1,1 @@
-"""penstock_kv.inside.weights NEEDS A SENTENCE."""
+"""vLLM's loader of weights, and what it says to a weight process."""

@@ -2,7 +2,7 @@
 
 A request that is about to be admitted asks for the blocks behind those of the engine's own cache. Where loading them
 is cheaper than computing them, its blocks are reserved and it waits as one whose KV another engine has does
-(`penstock_lab.engine.external_kv.kv_handoff`): pulling, landed, running. Other requests go on meanwhile. What a pass has
+(`penstock_lab.engine.external_kv.kv_handoff`): pulling, landed, running. Others go on meanwhile. What a pass has
 computed is offered to the tiers at its end. `penstock_lab.simulate.tiers.simulated_tiers` is what answers.
 """
 

@@ -1,9 +1,9 @@
 """Collectives between the GPUs of an engine: what a link gives them, and what those of one pass cost.
 
 A collective takes a latency and its bytes over the link's rate. On NVLink both are constants of the calibration. Cards
-on PCIe have numbers of their own (`penstock_lab.engine.timing.gpus`): what reaches them there is far from the data sheet's
-rate, and depends on whether one card may read another's memory. ``timing.link`` replaces these numbers, by hand or from
-a measurement.
+on PCIe have numbers of their own (`penstock_lab.engine.timing.gpus`): what reaches them there is far from the data
+sheet's rate, and depends on whether one card may read another's memory. ``timing.link`` replaces these numbers, by hand
+or from a measurement.
 """
 
 import re

@@ -1,8 +1,8 @@
 """`TimingModel`: the protocol for the duration of a forward pass; here with polynomial and table models.
 
 For these three a pass takes ``prefill(new tokens)`` plus ``decode(KV tokens read, sequences)``. Those of
-`penstock_lab.engine.timing.roofline` and `penstock_lab.engine.timing.operators` look at the pass as a whole. Nothing here knows
-of a schedule. Durations are float nanoseconds inside and are rounded where they become kernel time.
+`penstock_lab.engine.timing.roofline` and `penstock_lab.engine.timing.operators` look at the pass as a whole. Nothing
+here knows of a schedule. Durations are float nanoseconds inside and are rounded where they become kernel time.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Simulated tiers: the tier machine of one simulated engine, with link models in place of what carries bytes.
 
-`penstock_kv.blocks.tiers` decides as it does live: what is offloaded, evicted, loaded, and where loading is not worth it.
+`penstock_kv.blocks.tiers` decides as it does live: what is offloaded, evicted, loaded, and where loading is worth it.
 `TierCarriers` says how long a move takes; it always succeeds, unless a peer has dropped the block meanwhile.
 """
 
