@@ -15,15 +15,15 @@ from penstock import __version__
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.numeric_threads import ONE_THREAD
 
-COMMANDS: dict[str, tuple[str | None, str]] = {
+COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("penstock.cli.up", "Start a cluster from a config, or the simulated default."),
     "serve": ("penstock.cli.serve", "Serve one model with engines of this machine."),
     "join": ("penstock.cli.join", "Add engines of this machine to a running cluster."),
     "attach": ("penstock.cli.attach", "Put a frontend before servers that already run."),
-    "epp": (None, "Choose endpoints for gateways of the Inference Extension."),
-    "picker": (None, "Choose engines for an Envoy, nginx or HAProxy in front."),
+    "epp": ("penstock_kubernetes", "Choose endpoints for gateways of the Inference Extension."),
+    "picker": ("penstock_kubernetes", "Choose engines for an Envoy, nginx or HAProxy in front."),
     "forward": ("penstock.cli.forward", "Carry events among the frontends of a cluster."),
-    "operator": (None, "Care for the PenstockClusters of a Kubernetes cluster."),
+    "operator": ("penstock_kubernetes", "Care for the PenstockClusters of a Kubernetes cluster."),
     "adapter": ("penstock.cli.adapter", "List, load and unload LoRA adapters."),
     "scale": ("penstock.cli.scale", "Change how many engines pools have."),
     "flip": ("penstock.cli.flip", "Change what a worker does: prefill, decode or both."),
@@ -36,26 +36,26 @@ COMMANDS: dict[str, tuple[str | None, str]] = {
     "logs": ("penstock.cli.logs", "Show the log of a worker or another process."),
     "events": ("penstock.cli.events", "Show what happened to a cluster, and who did it."),
     "explain": ("penstock.cli.explain", "Show why a request went where it went."),
-    "replay": (None, "Feed a run's journal back, also with other settings."),
-    "ui": (None, "Look at a run that is over in a browser."),
+    "replay": ("penstock_lab", "Feed a run's journal back, also with other settings."),
+    "ui": ("penstock_lab", "Look at a run that is over in a browser."),
     "usage": ("penstock.cli.usage", "Show tokens and requests per tenant and key."),
-    "audit": (None, "Read the log of prompts and answers."),
+    "audit": ("penstock_extras", "Read the log of prompts and answers."),
     "runs": ("penstock.cli.runs", "List and delete run folders."),
     "chat": ("penstock.cli.chat", "Talk to a model of the cluster."),
-    "bench": (None, "Load a server and measure it."),
-    "profile": (None, "Measure an engine: TTFT, ITL, start, and which size to take."),
-    "study": (None, "Hold split and co-located engines against each other."),
-    "simulate": (None, "Run a cluster on virtual time and compare settings."),
-    "plan": (None, "Find the cheapest deployments that meet an SLO."),
-    "render": (None, "Print a config as files of other tools."),
-    "tune": (None, "Search better settings by simulation."),
-    "trace": (None, "Inspect, convert, cut and scale traces of requests."),
-    "cache": (None, "Look into KV tiers, pin, drop and check blocks."),
+    "bench": ("penstock_lab", "Load a server and measure it."),
+    "profile": ("penstock_lab", "Measure an engine: TTFT, ITL, start, and which size to take."),
+    "study": ("penstock_lab", "Hold split and co-located engines against each other."),
+    "simulate": ("penstock_lab", "Run a cluster on virtual time and compare settings."),
+    "plan": ("penstock_lab", "Find the cheapest deployments that meet an SLO."),
+    "render": ("penstock_kubernetes", "Print a config as files of other tools."),
+    "tune": ("penstock_lab", "Search better settings by simulation."),
+    "trace": ("penstock_lab", "Inspect, convert, cut and scale traces of requests."),
+    "cache": ("penstock_kv", "Look into KV tiers, pin, drop and check blocks."),
     "doctor": ("penstock.cli.doctor", "Look for what is wrong on this machine and in the cluster."),
     "config": ("penstock.cli.config", "Write, check and show configs."),
     "completion": ("penstock.cli.completion", "Print the script by which a shell completes commands."),
 }
-"""Name -> module with a ``command``, or None where a companion offers it, and its line in the help; a test compares the
+"""Name -> module with a ``command``, or the companion that offers it, and its line in the help; a test compares the
 line with the command's own. So the help needs no entry points; commands of other extensions are not in it."""
 GROUPS: dict[str, tuple[str, ...]] = {
     "Serve": ("up", "serve", "join", "attach", "epp", "picker", "forward", "operator"),
@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Set up": ("profile", "plan", "render", "config", "completion", "doctor"),
 }
 """Headings of the help, each with its commands."""
-HIDDEN = {"engine": None, "frontend": "penstock.cli.frontend", "weights": None}
+HIDDEN = {"engine": "penstock_lab", "frontend": "penstock.cli.frontend", "weights": "penstock_kv"}
 """Processes of the supervisor that can be run by hand."""
 COMPUTE = ("planner", "study", "simulate", "tune")
 """Commands that compute; none of them starts engines, which choose their threads themselves."""
@@ -81,15 +81,18 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, (None, ""))[0]
+        module = HIDDEN.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
         if cmd_name in COMPUTE:
             os.environ.update({**ONE_THREAD, **os.environ})
         command: click.Command
-        if module is not None:
+        if "." in module:
             command = importlib.import_module(module).command
         elif _is_known(cmd_name):
             from penstock import extension
 
+            if module and not extension.offers("command", cmd_name):
+                hint = f"python -c 'import {module}' says why not; 'pip install penstock' brings it"
+                raise ConfigError(f"{cmd_name} comes with the package {module}, which can't be used here", hint=hint)
             command = extension.entry("command", cmd_name, f"penstock {cmd_name}")
         else:
             return None

@@ -167,7 +167,10 @@ def _follow_flag(place: _Place, name: str, origin: ValueOrigin, unknown: str | N
             if not place.path:
                 candidates += [knob.dotted for knob in derive(start) if ANY_KEY not in knob.path]
             hint = did_you_mean(name, candidates, after=f"{dotted(place.path)}.")
-            known = f"known: {listed(place.names)}" if place.names else f"{dotted(place.path)} is a single value"
+            known = f"known: {listed(place.names)}"
+            if not place.names:
+                lacking = "has the settings of a package that is not installed"
+                known = f"{dotted(place.path)} {lacking if place.group is not None else 'is a single value'}"
             return ConfigProblem(origin, "", "is not a setting", hint or unknown or known)
         place.field(field)
     return None

@@ -176,7 +176,7 @@ class _Cluster:
         self.stopping.set()
 
     async def run(self) -> int:
-        started = time.monotonic()
+        began = time.monotonic()
         on_signals(self.stopping, self.hurry, self.rereading.ask)
         operating: list[asyncio.Task[None]] = []
         try:
@@ -219,7 +219,7 @@ class _Cluster:
                 if self.settings.planner.enabled:
                     # Not sooner: while its engines start for the first time there is nothing to plan.
                     self.planner.begin()
-                self._banner(ready.result(), time.monotonic() - started)
+                self._banner(ready.result(), time.monotonic() - began)
                 await self.stopping.wait()
             else:
                 ready.cancel()
