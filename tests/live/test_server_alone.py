@@ -53,7 +53,7 @@ def chats(folder: Path, url: str, alone: dict[str, str], began: float) -> None:
         (["up", "--set", "planner.enabled=true", "--set", "planner.policy=hybrid"], "takes one of slo, static"),
         (
             ["up", "--set", "models.sim.pools.main.cache.host=1GiB"],
-            "cache has the settings of a package that is not installed",
+            "settings of a package that is not installed",
         ),
     ],
 )

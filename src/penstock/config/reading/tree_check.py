@@ -89,7 +89,8 @@ class _TreeCheck:
         yield from (node.mapping or {}).items()
 
     def _unknown(self, node: TreeNode, path: Path, known: list[str]) -> None:
-        otherwise = self._known_elsewhere(path[-1]) or f"known: {listed(known)}"
+        here = f"known: {listed(known)}" if known else "the settings of this group come with a package that is missing"
+        otherwise = self._known_elsewhere(path[-1]) or here
         hint = did_you_mean(path[-1], known, otherwise=otherwise)
         self.problems.append(ConfigProblem(node.key_at, dotted(path), "unknown key", hint))
 
