@@ -215,12 +215,17 @@ def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
     assert table.rows[0] == Row(["a", "1", "unknown"])
 
 
+PACKAGES = ("penstock", "penstock_lab", "penstock_kv", "penstock_kubernetes", "penstock_dynamo", "penstock_extras")
+
+
 def test_the_library_is_there_with_its_licence_and_every_script_is_joined() -> None:
     text = (BROWSER / "uplot.js").read_text()
     assert "The MIT License" in text and "Leon Sorokin" in text and "v1.6.32" in text
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["license"] == "Apache-2.0 AND MIT"
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/penstock"], "and all files in it"
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [f"src/{each}" for each in PACKAGES], (
+        "and all files in them"
+    )
     for name in SCRIPTS:
         assert (BROWSER / name).is_file(), name
     assert not any(line.startswith(("import ", "export ")) for line in html_of(Page("t", "a", [])).splitlines())
