@@ -58,9 +58,10 @@ def text_of(venv: Path, checkpoint: Path, log: Path, socket: Path, monkeypatch: 
     (plugins / "entry_points.txt").write_text(
         "[vllm.general_plugins]\npenstock = penstock_kv.inside.weights.vllm_weights:register\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{plugins.parent}")
-    monkeypatch.setenv(WEIGHTS_ENV, str(socket))
-    server = VllmServer(venv, checkpoint, free_port(), log, flags=["--load-format", LOAD_FORMAT])
+    with monkeypatch.context() as of_the_engine:  # these entry points would hide those of this environment
+        of_the_engine.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{plugins.parent}")
+        of_the_engine.setenv(WEIGHTS_ENV, str(socket))
+        server = VllmServer(venv, checkpoint, free_port(), log, flags=["--load-format", LOAD_FORMAT])
     try:
         server.wait_ready()
         body = {"model": MODEL, "prompt": "the river of stone", "max_tokens": 24, "temperature": 0}
