@@ -35,7 +35,7 @@ PRONOUN_ENGLISH = {
 """Words that say how a value came instead of what it is; the glossary has the noun."""
 PRONOUN_ENGLISH_WRITTEN = {"plugin_asked"}
 """Fields of snapshots: another name would change the bytes of old journals."""
-PRONOUN_ENGLISH_LEFT = {"penstock": 14, "penstock_dynamo": 8}
+PRONOUN_ENGLISH_LEFT = {"penstock": 14}
 """Packages that still have some, with how many there are at most: empty it when they are renamed."""
 PHRASES = {
     r"(?<!here )\bis no (?!longer|such|one\b|use\b|good\b|need\b)": "is not a ..., is not valid ...",

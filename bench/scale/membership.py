@@ -131,7 +131,7 @@ def opened(kind: str, where: str) -> Store:
         return SqliteStore(Path(where))
     if kind == "etcd":
         return EtcdStore(EtcdClient([where]), settle=TTL / 2)
-    from penstock_kubernetes.api.kubernetes_login import open_client
+    from penstock_kubernetes.api.api_client import open_client
     from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 
     os.environ["KUBECONFIG"] = where

@@ -20,13 +20,28 @@ from penstock.config.worker_names import pool_prefix
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.operator.object_names import COMPONENT, INSTANCE, NAME, POOL, object_name
-from penstock_kubernetes.operator.pod_template import GPU, with_shared_memory
+from penstock_kubernetes.operator.manifest_parts import (
+    CONFIG_DIR,
+    GPU,
+    LOCKED,
+    NO_LINKS,
+    NOBODY,
+    RUNS,
+    Manifests,
+    config_mounts,
+    config_volumes,
+    field_env,
+    http_port,
+    http_probe,
+    plain_env,
+    secret_env,
+    with_shared_memory,
+)
+from penstock_kubernetes.operator.object_names import INSTANCE, POOL, label_value, object_name
 from penstock_kubernetes.pod_launch import PORT, pod_launch
 from penstock_lab.engine.settings import SimSettings
 from penstock_lab.profiler.deployment_plan.compose_file import BlockDumper
 
-RUNS, CONFIG_DIR = "/run/penstock", "/etc/penstock"
 KEYS = "penstock-keys"
 """Secret with the key of the API, which its user makes."""
 IMAGES = {
@@ -34,17 +49,6 @@ IMAGES = {
     "vllm": "vllm/vllm-openai:latest",
     "sglang": "lmsysorg/sglang:latest",
     "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:latest",
-}
-LOCKED: JsonObject = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
-NO_LINKS: JsonObject = {"enableServiceLinks": False}
-"""A Service named penstock would set PENSTOCK_PORT and the like, which are no settings of ours."""
-NOBODY: JsonObject = {
-    "runAsNonRoot": True,
-    "seccompProfile": {"type": "RuntimeDefault"},
 }
 
 
@@ -65,21 +69,13 @@ def kubernetes_yaml(settings: ClusterSettings) -> str:
     """
     plans = list(_plans(settings))
     config = resolved_yaml(_attached(settings, plans))
+    manifests = Manifests(settings.name)
     objects = [
-        _made("v1", "ServiceAccount", "penstock", settings),
-        _role(settings, plans),
-        _made(
-            "rbac.authorization.k8s.io/v1",
-            "RoleBinding",
-            "penstock",
-            settings,
-            roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "penstock"},
-            subjects=[{"kind": "ServiceAccount", "name": "penstock"}],
-        ),
-        _made("v1", "ConfigMap", "penstock", settings, data={"penstock.yaml": config}),
-        *(_engines(settings, plan) for plan in plans),
-        _cluster(settings, config),
-        _service(settings),
+        *manifests.rights("penstock", _rules(settings, plans)),
+        manifests.made("v1", "ConfigMap", "penstock", data={"penstock.yaml": config}),
+        *(_engine_deployment(manifests, settings, plan) for plan in plans),
+        _cluster_deployment(manifests, settings, config),
+        manifests.service("penstock", PORT),
     ]
     gpus = sum(_gpus(plan.settings) * plan.settings.replicas for plan in plans)
     head = (
@@ -113,7 +109,7 @@ def _gpus(pool: PoolSettings) -> int:
     return 0 if pool.engine == "sim" else 1 if pool.gpus is None else pool.gpus
 
 
-def _engines(settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
+def _engine_deployment(manifests: Manifests, settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
     pool, gpus = plan.settings, _gpus(plan.settings)
     args = pool.args
     if pool.engine == "vllm" and not any(arg.startswith("--kv-events-config") for arg in args):
@@ -122,18 +118,17 @@ def _engines(settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
         args = (*args, "--kv-events-config", json.dumps(events | ends))
     launch = pod_launch(plan.pool, plan.model, msgspec.structs.replace(pool, args=args, command=None), gpus)
     argv = ["python", *launch.argv[1:]] if pool.engine == "sim" else list(launch.argv)
-    env = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     container: JsonObject = {
         "name": "engine",
         "image": IMAGES[pool.engine],
         "command": argv[:1],
         "args": argv[1:],
-        "env": [*env, *({"name": key, "value": value} for key, value in launch.env.items())],
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "env": [*field_env({"POD_IP": "status.podIP"}), *plain_env(launch.env)],
+        **http_port(PORT),
         # A large checkpoint takes minutes to load, more to download.
-        "startupProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5, "failureThreshold": 360},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5},
-        # New requests stop to come before the engine stops to take them.
+        "startupProbe": http_probe(periodSeconds=5, failureThreshold=360),
+        "readinessProbe": http_probe(periodSeconds=5),
+        # New requests stop coming before the engine stops taking them.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "10"]}}},
     }
     pod: JsonObject = {"automountServiceAccountToken": False, **NO_LINKS, "containers": [container]}
@@ -145,40 +140,30 @@ def _engines(settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
         annotations = {"penstock.io/kv-events": str(EVENTS_PORT), "penstock.io/kv-replay": str(REPLAY_PORT)}
     else:
         pod["securityContext"], container["securityContext"] = NOBODY, LOCKED
-    labels = {**_labels(settings, "engine"), POOL: plan.pool}
-    made = _made("apps/v1", "Deployment", plan.deployment, settings, component="engine")
-    made["spec"] = {
-        # Where a planner scales, an apply would undo what it decided.
-        **({} if settings.planner.enabled else {"replicas": pool.replicas}),
-        # One more would wait for GPUs that its predecessors have.
-        **({"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}} if gpus else {}),
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod},
-    }
-    return made
+    how: JsonObject = {}
+    if not settings.planner.enabled:  # where a planner scales, an apply would undo what it decided
+        how["replicas"] = pool.replicas
+    if gpus:  # one more would wait for GPUs that its predecessors have
+        how["strategy"] = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    template = {"metadata": {"labels": {}, "annotations": annotations}, "spec": pod}
+    return manifests.deployment(plan.deployment, "engine", template, labels={POOL: plan.pool}, **how)
 
 
-def _cluster(settings: ClusterSettings, config: str) -> JsonObject:
+def _cluster_deployment(manifests: Manifests, settings: ClusterSettings, config: str) -> JsonObject:
     """Return the Deployment of ``penstock up``."""
-    key = {"secretKeyRef": {"name": KEYS, "key": "api-key"}}
     container: JsonObject = {
         "name": "penstock",
         "image": IMAGES["sim"],
         "command": ["penstock", "up", f"{CONFIG_DIR}/penstock.yaml"],
         "env": [
-            {"name": "PENSTOCK_FRONTEND__SECURITY__API_KEYS", "valueFrom": key},
-            {"name": "PENSTOCK_STATE_DIR", "value": f"{RUNS}/state"},
-            {"name": "HOME", "value": RUNS},
+            secret_env("PENSTOCK_FRONTEND__SECURITY__API_KEYS", KEYS, "api-key"),
+            *plain_env({"PENSTOCK_STATE_DIR": f"{RUNS}/state", "HOME": RUNS}),
         ],
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5},
-        "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
+        **http_port(PORT),
+        "readinessProbe": http_probe(periodSeconds=5),
+        "livenessProbe": http_probe("/live", periodSeconds=10, failureThreshold=6),
         "securityContext": LOCKED,
-        "volumeMounts": [
-            {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
-            {"name": "run", "mountPath": RUNS},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
+        "volumeMounts": config_mounts(run=RUNS, tmp="/tmp"),
     }
     pod: JsonObject = {
         "serviceAccountName": "penstock",
@@ -186,35 +171,16 @@ def _cluster(settings: ClusterSettings, config: str) -> JsonObject:
         "securityContext": NOBODY,
         "terminationGracePeriodSeconds": round(settings.supervise.drain_timeout) + 30,
         "containers": [container],
-        "volumes": [
-            {"name": "config", "configMap": {"name": "penstock"}},
-            {"name": "run", "emptyDir": {}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
+        "volumes": config_volumes("penstock", "run", "tmp"),
     }
-    labels = _labels(settings, "frontend")
     # A pod keeps the config of its start: another config is another pod.
     digest = hashlib.sha256(config.encode()).hexdigest()[:12]
-    made = _made("apps/v1", "Deployment", "penstock", settings, component="frontend")
-    made["spec"] = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},  # two supervisors would be two clusters
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels, "annotations": {"penstock.io/config": digest}}, "spec": pod},
-    }
-    return made
+    template = {"metadata": {"labels": {}, "annotations": {"penstock.io/config": digest}}, "spec": pod}
+    recreate = {"type": "Recreate"}  # two supervisors would be two clusters
+    return manifests.deployment("penstock", "frontend", template, replicas=1, strategy=recreate)
 
 
-def _service(settings: ClusterSettings) -> JsonObject:
-    made = _made("v1", "Service", "penstock", settings, component="frontend")
-    made["spec"] = {
-        "selector": _labels(settings, "frontend"),
-        "ports": [{"name": "http", "port": 8000, "targetPort": "http"}],
-    }
-    return made
-
-
-def _role(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> JsonObject:
+def _rules(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> list[JsonObject]:
     names = [plan.deployment for plan in plans]
     rules: list[JsonObject] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     if settings.planner.enabled and names:
@@ -223,7 +189,7 @@ def _role(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> JsonObject
             {"apiGroups": ["apps"], "resources": ["deployments"], "resourceNames": names, "verbs": ["get"]},
             {"apiGroups": ["apps"], "resources": ["deployments/scale"], "resourceNames": names, "verbs": ["patch"]},
         ]
-    return _made("rbac.authorization.k8s.io/v1", "Role", "penstock", settings, rules=rules)
+    return rules
 
 
 def _attached(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> ClusterSettings:
@@ -236,7 +202,7 @@ def _attached(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> Cluste
         for name, pool in entry.pools.items():
             plan = by_pool.get(pool_prefix(model, len(settings.models)) + name)
             if plan is not None:
-                selector = f"{INSTANCE}={settings.name},{POOL}={plan.pool}"
+                selector = f"{INSTANCE}={label_value(settings.name)},{POOL}={plan.pool}"
                 # What only a start reads stays out: the pods have it.
                 pool = replace(pool, selector=selector, replicas=1, args=(), command=None, sim=SimSettings())
             pools[name] = pool
@@ -247,14 +213,3 @@ def _attached(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> Cluste
         planner = replace(planner, connector="kubernetes", kubernetes=scaling)
     front = replace(settings.frontend, host="0.0.0.0", port=PORT)
     return replace(settings, models=models, planner=planner, frontend=front, runs=replace(settings.runs, dir=RUNS))
-
-
-def _labels(settings: ClusterSettings, component: str) -> dict[str, str]:
-    return {NAME: "penstock", INSTANCE: settings.name, COMPONENT: component}
-
-
-def _made(
-    version: str, kind: str, name: str, settings: ClusterSettings, *, component: str = "cluster", **fields: object
-) -> JsonObject:
-    metadata = {"name": name, "labels": _labels(settings, component)}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}

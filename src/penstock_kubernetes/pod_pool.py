@@ -14,7 +14,7 @@ from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.values import Pool
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.supervision.fleet_driver import FleetDriver
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.api.pod_servers import PodServer, servers_of
 from penstock_kubernetes.api.resource_watch import follow, list_all
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.config.reading.load import load
 from penstock_dynamo.importing.dynamo_options import import_options
-from penstock_dynamo.importing.frontend_options import ALIASES, FRONTEND, NEGATABLE
+from penstock_dynamo.importing.option_table import ALIASES, FRONTEND, NEGATABLE
 
 COMMAND = """\
 python -m dynamo.frontend --http-port 8080 --router-mode kv --kv-overlap-score-weight 2.5 --router-temperature 0.5 \\

@@ -17,7 +17,7 @@ from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo
 from penstock_dynamo.importing.dynamo_options import Imported, import_options
-from penstock_dynamo.importing.planner_options import RULES
+from penstock_dynamo.importing.option_table import RULES
 
 PLUGIN = {
     "plugin_id": "cap",

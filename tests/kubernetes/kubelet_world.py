@@ -10,7 +10,7 @@ from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.api.api_server import ApiServer
 from tests.doubles.kubernetes.cluster_double import ClusterDouble
 from tests.doubles.kubernetes.cluster_script import ClusterScript
-from tests.doubles.kubernetes.controllers.owned_pods import condition
+from tests.doubles.kubernetes.controllers.cluster_objects import condition
 from tests.doubles.kubernetes.kubelet.pod_network import PodNetwork
 
 PATIENCE_S = 60.0

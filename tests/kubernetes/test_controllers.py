@@ -9,9 +9,14 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.kernel.values import JsonObject
-from tests.doubles.kubernetes.controllers.cluster_objects import RequestFailed, timestamp
+from tests.doubles.kubernetes.controllers.cluster_objects import (
+    RequestFailed,
+    condition,
+    leaving_first,
+    matches,
+    timestamp,
+)
 from tests.doubles.kubernetes.controllers.deployments import REVISION, share
-from tests.doubles.kubernetes.controllers.owned_pods import condition, leaving_first, matches
 from tests.doubles.kubernetes.controllers.pod_scheduler import NodeController, quantity, requests_of
 from tests.kubernetes.cluster_world import ClusterWorld, cluster_world, template, workload
 

@@ -16,8 +16,8 @@ from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.host_probes import LOST_AFTER
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.cluster_script import ClusterScript, ScriptedImage, ScriptedNode
-from tests.doubles.kubernetes.controllers.owned_pods import condition
-from tests.doubles.kubernetes.kubelet.container_environment import command_of, expand
+from tests.doubles.kubernetes.controllers.cluster_objects import condition
+from tests.doubles.kubernetes.kubelet.pod_sandbox import command_of, expand
 from tests.kubernetes.cluster_process import need_namespaces, running_cluster
 from tests.kubernetes.cluster_world import workload
 from tests.kubernetes.kubelet_world import PATIENCE_S, KubeletWorld, kubelet_world

@@ -18,8 +18,8 @@ from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject
 from penstock_kubernetes.operator import engine_pod, pod_runner
+from penstock_kubernetes.operator.engine_pod import end_of, lack_of
 from penstock_kubernetes.operator.pod_runner import PodPlan, PodRunner
-from penstock_kubernetes.operator.pod_states import end_of, lack_of
 from tests.doubles.kubernetes.api.api_faults import ApiFault
 from tests.doubles.kubernetes.api.api_server import ApiServer
 

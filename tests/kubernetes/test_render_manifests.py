@@ -51,6 +51,19 @@ def test_each_pool_is_a_deployment_whose_pods_the_config_selects(tmp_path: Path)
     }
 
 
+def test_a_name_that_no_label_takes_becomes_one_that_selects_the_same_pods(tmp_path: Path) -> None:
+    objects = rendered(tmp_path, CONFIG.replace("name: llm", "name: Our Chat"))
+    config = yaml.safe_load(objects["ConfigMap", "penstock"]["data"]["penstock.yaml"])
+    selector = config["models"]["org/model"]["pools"]["decode"]["selector"]
+    (pod,) = (
+        each["spec"]["template"]["metadata"]["labels"]
+        for (kind, name), each in objects.items()
+        if (kind == "Deployment" and name.endswith("decode")) or "decode" in name
+    )
+    assert " " not in "".join(pod.values())
+    assert dict(part.split("=") for part in selector.split(",")).items() <= pod.items()
+
+
 def test_applied_again_it_leaves_alone_what_a_planner_scales(tmp_path: Path) -> None:
     scaled = rendered(tmp_path)["Deployment", "llm-decode"]["spec"]
     assert "replicas" not in scaled

@@ -10,8 +10,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock_kubernetes.picker.clipped_body import closed
 from penstock_kubernetes.picker.end_report import ReportReader
-from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
-from penstock_kubernetes.picker.gateway_folder import GatewayFolder
+from penstock_kubernetes.picker.gateway_configs import GatewayFolder, GatewayOptions, rendered, workers_file
 from penstock_kubernetes.picker_settings import GatewayKind, PickerSettings
 
 

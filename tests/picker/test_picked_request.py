@@ -13,8 +13,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings, ModelSett
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.kernel.errors import ClientError, OverloadedError
 from penstock.router.settings import RouterSettings
-from penstock_kubernetes.picker.gateway_request import GatewayRequest
-from penstock_kubernetes.picker.picked_request import PREFILLER, PickedRequest
+from penstock_kubernetes.picker.picked_request import PREFILLER, GatewayRequest, PickedRequest
 from penstock_kubernetes.picker.picker import Picker
 from tests.frontend.stand import Engine, Stand, chunk, eventually, stand
 

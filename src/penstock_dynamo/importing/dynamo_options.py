@@ -1,8 +1,8 @@
 """Translates Dynamo's options, those of its planners (today's and earlier) and of its frontend and router.
 
 Takes command lines, options as YAML, today's PlannerConfig as YAML or JSON, and manifests of both API versions. Every
-given option is reported: its settings here, or why it has none. The tables are in
-`penstock_dynamo.importing.planner_options`.
+given option is reported: its settings here, or why it has none. The table is
+`penstock_dynamo.importing.option_table`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,9 @@ from penstock.config.reading.yaml_source import read_yaml
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock_dynamo.importing.dynamo_manifests import Program
-from penstock_dynamo.importing.frontend_options import named
 from penstock_dynamo.importing.option_reader import GivenOptions, read_options
-from penstock_dynamo.importing.option_rules import Generation, LeftOut, OptionSource
-from penstock_dynamo.importing.planner_options import POLICIES, RULES, implied
+from penstock_dynamo.importing.option_rules import Generation, OptionSource
+from penstock_dynamo.importing.option_table import RULES, implied, renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class ImportNote:
         shown = "its default" if self.implied else f"{self.value}"
         if not self.became:
             return f"{self.option} ({shown}) became nothing: {self.why}"
-        settings = ", ".join(f"{path} = {_shown(value)}" for path, value in self.became.items())
+        settings = ", ".join(f"{path} = {_setting_text(value)}" for path, value in self.became.items())
         return f"{self.option} ({shown}) became {settings}" + (f"; {self.why}" if self.why else "")
 
 
@@ -58,8 +57,8 @@ class Imported:
     @property
     def planner(self) -> dict[str, Any]:
         """The section ``planner``."""
-        found: dict[str, Any] = self.settings.get("planner", {})
-        return found
+        planner: dict[str, Any] = self.settings.get("planner", {})
+        return planner
 
     @property
     def left(self) -> list[ImportNote]:
@@ -80,7 +79,7 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
     Raises:
         ConfigError: the text is none of these, or has no option in it that any of them knows.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     notes: list[ImportNote] = []
     generations: list[Generation] = []
     unknown: list[str] = []
@@ -90,19 +89,19 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
         which = generation or _generation(given)
         spelled, options = given.spelled, given.options
         if which == "frontend":
-            spelled, options = named(spelled), named(options)
+            spelled, options = renewed(spelled), renewed(options)
         if not RULES[which].keys() & options.keys() and (options or given.program is None):
             unknown += [each for each in spelled.values() if each not in unknown]
             continue
         generations.append(which)
         if which != "frontend":
-            found.setdefault("planner", {"enabled": True})
-            if (policy := POLICIES[which]) is not None:
-                found["planner"]["policy"] = policy
+            settings.setdefault("planner", {"enabled": True})
+            if which != "planner-config":  # there its optimization_target says the policy
+                settings["planner"]["policy"] = which
         assumed = implied(which, options)
         source = OptionSource(which, {**assumed, **options})
         notes += [
-            _translate(spelled.get(name, name), name, value, source, found, implied=name in assumed)
+            _translate(spelled.get(name, name), name, value, source, settings, implied=name in assumed)
             for name, value in source.options.items()
         ]
         notes += [ImportNote(name, value, why=why) for name, value, why in given.ignored]
@@ -111,7 +110,7 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
             f"none of these is an option of Dynamo's planners or frontend: {', '.join(unknown)}",
             hint=_nearest(unknown) or "name the program with --generation, or give its whole command line",
         )
-    return Imported(" and ".join(dict.fromkeys(generations)), found, _checked(found, notes))
+    return Imported(" and ".join(dict.fromkeys(generations)), settings, _checked(settings, notes))
 
 
 def _program(which: Generation) -> Program:
@@ -125,52 +124,53 @@ def _nearest(names: Sequence[str]) -> str | None:
 
 
 def _translate(
-    spelled: str, name: str, value: Any, source: OptionSource, found: dict[str, Any], *, implied: bool
+    spelled: str, name: str, value: Any, source: OptionSource, settings: dict[str, Any], *, implied: bool
 ) -> ImportNote:
-    note = partial(ImportNote, spelled, _secretless(name, value), implied=implied)
-    rule = RULES[source.generation].get(name)
-    if rule is None:
-        near = did_you_mean(name, RULES[source.generation])
-        hint = f"; {near}" if near else ""
+    note = partial(ImportNote, spelled, _without_secrets(name, value), implied=implied)
+    rows = RULES[source.generation]
+    if name not in rows:
+        nearest = did_you_mean(name, rows)
+        hint = f"; {nearest}" if nearest else ""
         return note(why=f"there is no such option of {source.generation}{hint}")
+    row = rows[name]
     try:
-        became = rule(value, source)
-    except LeftOut as left:
-        return note(why=str(left))
+        result = row if isinstance(row, str) else row(value, source)
     except KeyError as error:
         return note(why=f"its value can't be read: it lacks {error}")
     except (ValueError, TypeError, AttributeError) as error:
         return note(why=f"its value can't be read: {error}")
+    if isinstance(result, str):
+        return note(why=result)
     below = "" if source.generation == "frontend" else "planner/"
-    shown: dict[str, Any] = {}
-    for path, one in became.settings.items():
-        whole = path[1:] if path.startswith("/") else below + path
-        _put(found, whole.split("/"), one)
-        shown[whole.replace("/", ".")] = one
-    return note(became=shown, why=became.note)
+    became: dict[str, Any] = {}
+    for path, setting in result.settings.items():
+        parts = (path[1:] if path.startswith("/") else below + path).split("/")
+        _set_at(settings, parts, setting)
+        became[".".join(parts)] = setting
+    return note(became=became, why=result.note)
 
 
-def _checked(found: dict[str, Any], told: list[ImportNote]) -> list[ImportNote]:
+def _checked(settings: dict[str, Any], notes: list[ImportNote]) -> list[ImportNote]:
     """Remove what our settings do not accept, such as a number out of range, and note it at its option."""
-    root, _ = read_yaml(yaml.safe_dump(found, sort_keys=False), lambda line, column: DEFAULT)
+    root, _ = read_yaml(yaml.safe_dump(settings, sort_keys=False), lambda line, column: DEFAULT)
     if root is None:
-        return told
+        return notes
     _, problems = check_tree(ClusterSettings, root)
     for problem in problems:
         path = problem.path
-        _drop(found, path.split("."))
-        told = [
+        _remove_at(settings, path.split("."))
+        notes = [
             replace(each, became={}, why=f"{path}: {problem.message}")
             if any(path == one or path.startswith(f"{one}.") or one.startswith(f"{path}.") for one in each.became)
             else each
-            for each in told
+            for each in notes
         ]
-    return told
+    return notes
 
 
 def _generation(given: GivenOptions) -> Generation:
     """Infer the generation from options that only one of them has, among those of the program that a manifest names."""
-    options = {**given.options, **named(given.options)}
+    options = {**given.options, **renewed(given.options)}
     own: dict[Generation, set[str]] = {
         which: set(rules) for which, rules in RULES.items() if given.program in (None, _program(which))
     }
@@ -183,29 +183,29 @@ def _generation(given: GivenOptions) -> Generation:
     return next(which for which in order if scores.get(which) == best)
 
 
-def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
+def _set_at(into: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
         into = into.setdefault(part, {})
     into[path[-1]] = value
 
 
-def _drop(found: dict[str, Any], path: list[str]) -> None:
-    here: Any = found
+def _remove_at(settings: dict[str, Any], path: list[str]) -> None:
+    here: Any = settings
     for part in path[:-1]:
         here = here.get(part) if isinstance(here, dict) else None
     if isinstance(here, dict):
         here.pop(path[-1], None)
 
 
-def _secretless(name: str, value: Any) -> Any:
+def _without_secrets(name: str, value: Any) -> Any:
     if any(word in name for word in ("token", "secret")) and not name.endswith(("_file", "tokens")):
         return "***"
     if isinstance(value, Mapping):
-        return {key: _secretless(str(key), one) for key, one in value.items()}
-    return [_secretless("", one) for one in value] if isinstance(value, list) else value
+        return {key: _without_secrets(str(key), one) for key, one in value.items()}
+    return [_without_secrets("", one) for one in value] if isinstance(value, list) else value
 
 
-def _shown(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -17,7 +17,7 @@ from penstock_dynamo.importing.dynamo_manifests import (
     is_manifest,
     programs_of,
 )
-from penstock_dynamo.importing.frontend_options import ALIASES, FRONTEND, NEGATABLE
+from penstock_dynamo.importing.option_table import ALIASES, FRONTEND, NEGATABLE
 
 ENVIRONMENT: Mapping[Program, Mapping[str, str]] = {
     "frontend": {
@@ -68,19 +68,19 @@ def read_options(text: str) -> list[GivenOptions]:
     try:
         documents = list(yaml.safe_load_all(text))  # JSON is YAML
         if any(map(is_manifest, documents)):
-            return _of_manifests(documents)
-        found = documents[0] if len(documents) == 1 else None
+            return _manifest_options(documents)
+        document = documents[0] if len(documents) == 1 else None
     except yaml.YAMLError as error:
         if "--" not in text:
             raise ConfigError(f"this is neither YAML nor a command line: {str(error).splitlines()[0]}") from error
-        found = text
+        document = text
     given = GivenOptions()
-    if isinstance(found, str) or (isinstance(found, Mapping) and " --" in f" {text}" and not _is_options(found)):
-        _command_line(text, given)
-    elif isinstance(found, Mapping):
-        _mapping(_section(found), "", given)
+    if isinstance(document, str) or (" --" in f" {text}" and _has_other_words(document)):
+        _read_command_line(text, given)
+    elif isinstance(document, Mapping):
+        _read_mapping(_planner_section(document), "", given)
     else:
-        kind = "nothing" if found is None else f"a {type(found).__name__}"
+        kind = "nothing" if document is None else f"a {type(document).__name__}"
         raise ConfigError(
             f"this holds {kind}, not options", hint="give a mapping such as 'ttft: 200', or a command line"
         )
@@ -89,9 +89,9 @@ def read_options(text: str) -> list[GivenOptions]:
     return [given]
 
 
-def _of_manifests(documents: list[Any]) -> list[GivenOptions]:
+def _manifest_options(documents: list[Any]) -> list[GivenOptions]:
     programs, files = programs_of(documents), files_of(documents)
-    read = [_of_program(each, files) for each in programs if each.program is not None]
+    read = [_program_options(each, files) for each in programs if each.program is not None]
     if not read:
         names = ", ".join(each.component for each in programs) or "nothing"
         raise ConfigError(
@@ -104,15 +104,15 @@ def _of_manifests(documents: list[Any]) -> list[GivenOptions]:
     return read
 
 
-def _of_program(each: DynamoProgram, files: Mapping[str, str]) -> GivenOptions:
+def _program_options(each: DynamoProgram, files: Mapping[str, str]) -> GivenOptions:
     assert each.program is not None
     given = GivenOptions(each.program)
     for name, option in ENVIRONMENT[each.program].items():
         if name in each.environment:
-            given.put(option, _scalar(each.environment[name]), spelled=name)
+            given.put(option, _yaml_scalar(each.environment[name]), spelled=name)
     if each.command:
-        _command_line(each.command, given, files)
-    _mapping(each.options, "", given)
+        _read_command_line(each.command, given, files)
+    _read_mapping(each.options, "", given)
     if each.program == "planner":
         if "environment" not in given.options:
             given.put("environment", "kubernetes", spelled="environment (of a manifest)")
@@ -121,31 +121,32 @@ def _of_program(each: DynamoProgram, files: Mapping[str, str]) -> GivenOptions:
     return given
 
 
-def _is_options(found: Mapping[Any, Any]) -> bool:
-    return all(isinstance(key, str) and " " not in key for key in found)
+def _has_other_words(document: Any) -> bool:
+    """Tell whether keys of a mapping are no names of options."""
+    return isinstance(document, Mapping) and not all(isinstance(key, str) and " " not in key for key in document)
 
 
-def _section(found: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def _planner_section(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return the planner's part of a deployment's file, or the whole where the file holds nothing else."""
     for path in (("spec", "features", "planner"), ("features", "planner"), *((name,) for name in SECTIONS)):
-        here: Any = found
+        here: Any = document
         for part in path:
             here = here.get(part) if isinstance(here, Mapping) else None
         if isinstance(here, Mapping):
             return here
-    return found
+    return document
 
 
-def _mapping(found: Mapping[Any, Any], prefix: str, given: GivenOptions) -> None:
-    for key, value in found.items():
+def _read_mapping(options: Mapping[Any, Any], prefix: str, given: GivenOptions) -> None:
+    for key, value in options.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and str(key).replace("-", "_") in NESTED:
-            _mapping(value, f"{name}.", given)
+            _read_mapping(value, f"{name}.", given)
         else:
             given.put(name, value)
 
 
-def _command_line(text: str, given: GivenOptions, files: Mapping[str, str] = MappingProxyType({})) -> None:
+def _read_command_line(text: str, given: GivenOptions, files: Mapping[str, str] = MappingProxyType({})) -> None:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -168,26 +169,26 @@ def _command_line(text: str, given: GivenOptions, files: Mapping[str, str] = Map
             else:
                 value, place = follows, place + 1
         if plain == "config":
-            _config_option(value, given, files)
+            _read_config(value, given, files)
         else:
-            given.put(name, _scalar(value))
+            given.put(name, _yaml_scalar(value))
 
 
-def _config_option(value: str, given: GivenOptions, files: Mapping[str, str]) -> None:
+def _read_config(value: str, given: GivenOptions, files: Mapping[str, str]) -> None:
     """Today's planner takes its config as a file, which a ConfigMap may hold, or as JSON on the command line."""
     try:
-        found = yaml.safe_load(files.get(PurePosixPath(value).name, value))
+        config = yaml.safe_load(files.get(PurePosixPath(value).name, value))
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, Mapping):
+        config = None
+    if not isinstance(config, Mapping):
         given.ignored.append(("--config", value, "it names a file; import that file itself"))
         return
-    _mapping(found, "", given)
+    _read_mapping(config, "", given)
 
 
-def _scalar(text: str) -> Any:
+def _yaml_scalar(text: str) -> Any:
     try:
-        found = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    return text if isinstance(found, Mapping) else found
+    return text if isinstance(value, Mapping) else value

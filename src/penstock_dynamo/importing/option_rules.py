@@ -1,14 +1,11 @@
-"""Rules that translate one Dynamo option: its value and the other options in, our settings out."""
+"""Rules that translate one Dynamo option: its value and the other options in, our settings or a reason out."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 Generation = Literal["load-classic", "sla-classic", "planner-config", "frontend"]
-
-
-class LeftOut(Exception):
-    """The option has no counterpart here; the text gives the reason."""
+AS_HERE = "as here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,53 +20,53 @@ class OptionSource:
         return self.options.get("environment") == "virtual"
 
 
-@dataclass(frozen=True, slots=True)
-class Translated:
-    settings: dict[str, Any] = field(default_factory=dict)
+class Translated(NamedTuple):
+    """Settings by their paths, and what an operator should know of them."""
+
+    settings: Mapping[str, Any]
     note: str = ""
 
 
-Rule = Callable[[Any, OptionSource], Translated]
+Rule = Callable[[Any, OptionSource], Translated | str]
+"""Returns the settings, or the reason why there are none."""
 
 
 # --- how rules are written --------------------------------------------------------------------------------------------
 
 
-def to(path: str, convert: Callable[[Any], Any] = lambda value: value, note: str = "") -> Rule:
+def to(path: str, convert: Callable[[Any], Any], note: str = "") -> Rule:
     """Return a rule that gives one setting. A path that begins with / is not below the section of the options."""
     return lambda value, _: Translated({path: convert(value)}, note)
 
 
-def left(why: str) -> Rule:
-    """Return a rule that gives no setting."""
-
-    def rule(_: Any, __: OptionSource) -> Translated:
-        raise LeftOut(why)
-
-    return rule
+def optional(path: str, convert: Callable[[Any], Any]) -> Rule:
+    """Return a rule that gives one setting where the option is set."""
+    return lambda value, _: "unset, as here" if value is None else Translated({path: convert(value)})
 
 
-def all_left(why: str, *names: str) -> dict[str, Rule]:
-    """Return one rule for several options that give no setting."""
-    return dict.fromkeys(names, left(why))
+def same_names(section: str, convert: Callable[[Any], Any], *names: str) -> dict[str, Rule]:
+    """Return rules for options that are named as our settings in a section are."""
+    return {name: to(f"{section}/{name}", convert) for name in names}
 
 
 def fixed(constant: float) -> Rule:
-    """Becomes nothing: it is a constant here, of the same value or of another."""
-
-    def rule(value: Any, _: OptionSource) -> Translated:
-        raise LeftOut("as here" if value is None or number(value) == constant else f"it is fixed at {constant:g} here")
-
-    return rule
+    """Return a rule that gives no setting: it is a constant here, of the same value or of another."""
+    other = f"it is fixed at {constant:g} here"
+    return lambda value, _: AS_HERE if value is None or number(value) == constant else other
 
 
-def optional(path: str, convert: Callable[[Any], Any]) -> Rule:
-    """Return a rule that gives one setting where the option is set."""
+def switch(on: Translated | str, off: Translated | str) -> Rule:
+    """Return a rule of an option that is true or false."""
+    return lambda value, _: on if truth(value) else off
 
-    def rule(value: Any, _: OptionSource) -> Translated:
-        if value is None:
-            raise LeftOut("unset, as here")
-        return Translated({path: convert(value)})
+
+def choice(takes: str, results: Mapping[str, Translated | str]) -> Rule:
+    """Return a rule that maps each word of an option to its result; ``takes`` lists them for whoever gives another."""
+
+    def rule(value: Any, _: OptionSource) -> Translated | str:
+        if str(value) not in results:
+            raise ValueError(f"it takes {takes}")
+        return results[str(value)]
 
     return rule
 
@@ -82,16 +79,12 @@ def words(path: str, known: Iterable[str], others: Mapping[str, str] | None = No
         others: words without a counterpart, with the reason.
     """
     ours = known if isinstance(known, Mapping) else {word: word.replace("-", "_") for word in known}
+    results: dict[str, Translated | str] = {word: Translated({path: our}) for word, our in ours.items()}
+    results |= others or {}
+    return choice(f"one of {', '.join(results)}", results)
 
-    def rule(value: Any, _: OptionSource) -> Translated:
-        word = str(value)
-        if others and word in others:
-            raise LeftOut(others[word])
-        if word not in ours:
-            raise ValueError(f"it takes one of {', '.join((*ours, *(others or ())))}")
-        return Translated({path: ours[word]})
 
-    return rule
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def whole(value: Any) -> int:
@@ -127,9 +120,4 @@ def share_of_percent(value: Any) -> float:
 
 def bound(value: Any) -> int | None:
     """Return None for -1, which means unbounded."""
-    found = None if value is None else whole(value)
-    return None if found is None or found < 0 else found
-
-
-def text(value: Any) -> str:
-    return str(value)
+    return None if value is None or whole(value) < 0 else whole(value)

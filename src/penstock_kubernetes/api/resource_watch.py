@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from penstock.adapters.seams import StoreUnavailable
-from penstock_kubernetes.api.api_request import PAUSES, ask, code_of, unavailable
+from penstock_kubernetes.api.api_client import PAUSES, ask, code_of, unavailable
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.api.api_request import ask, unavailable
+from penstock_kubernetes.api.api_client import ask, unavailable
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

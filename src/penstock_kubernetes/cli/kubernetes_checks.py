@@ -3,8 +3,8 @@
 from penstock.cli.doctor_checks.finding import Finding
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import PenstockError
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.api.discovery_resources import DISCOVERY_LABEL, entry_class
-from penstock_kubernetes.api.kubernetes_login import open_client
 from penstock_kubernetes.api.resource_watch import list_all
 from penstock_kubernetes.api.rights import POD_POOL_RIGHTS, STORE_RIGHTS, missing_rights
 

@@ -94,8 +94,7 @@ def _render(
     kind: "GatewayKind", settings: "ClusterSettings", listen: str, failure: Literal["open", "close"], watch: bool
 ) -> int:
     """Write the gateway's config, and the file of workers where no picker has written it yet."""
-    from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
-    from penstock_kubernetes.picker.gateway_folder import GatewayFolder
+    from penstock_kubernetes.picker.gateway_configs import GatewayFolder, GatewayOptions, rendered, workers_file
 
     folder = GatewayFolder(settings)
     urls = [url for entry in settings.models.values() for pool in entry.pools.values() for url in pool.urls]

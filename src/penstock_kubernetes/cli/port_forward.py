@@ -55,8 +55,8 @@ class PodClient(AdminClient):
         from lightkube.resources.core_v1 import Pod, Secret
 
         from penstock_kubernetes.operator.cluster_crd import cluster_resource
+        from penstock_kubernetes.operator.engine_pod import lack_of
         from penstock_kubernetes.operator.object_names import object_name, selector
-        from penstock_kubernetes.operator.pod_states import lack_of
         from penstock_kubernetes.operator.pod_template import ADMIN_KEY
 
         namespace = self._api.namespace

@@ -8,7 +8,7 @@ from lightkube import AsyncClient
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Pool, Role
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.connector.api_access import ApiAccess
 from penstock_kubernetes.connector.graph_deployment import KIND as GRAPH
 from penstock_kubernetes.connector.graph_deployment import PARENT_ENV, GraphDeployment

@@ -17,8 +17,7 @@ from lightkube.types import PatchType
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, Pool, Role
-from penstock_kubernetes.connector.api_calls import absent, call
-from penstock_kubernetes.connector.pool_pods import gpus_of_pod, gpus_of_resources
+from penstock_kubernetes.connector.api_access import absent, call, gpus_of_pod, gpus_of_resources
 from penstock_kubernetes.connector.scale_target import ApiRight, PoolReading, TargetError
 from penstock_kubernetes.connector.scaled_object import patch_scale
 

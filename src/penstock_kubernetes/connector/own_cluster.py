@@ -10,7 +10,7 @@ from lightkube.types import PatchType
 from penstock.config.worker_names import pool_prefix
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, Pool
-from penstock_kubernetes.connector.api_calls import call
+from penstock_kubernetes.connector.api_access import call
 from penstock_kubernetes.connector.scale_target import ApiRight, PoolReading
 
 GROUP, VERSION = "penstock.io", "v1alpha1"

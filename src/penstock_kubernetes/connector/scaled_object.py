@@ -11,8 +11,7 @@ from lightkube.types import PatchType
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject, Pool
-from penstock_kubernetes.connector.api_calls import call
-from penstock_kubernetes.connector.pool_pods import gpus_of_pod
+from penstock_kubernetes.connector.api_access import call, gpus_of_pod
 from penstock_kubernetes.connector.scale_target import ApiRight, PoolReading
 
 LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.adapters.seams import StoreUnavailable
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.api.api_request import ask, code_of
+from penstock_kubernetes.api.api_client import ask, code_of
 from penstock_kubernetes.api.discovery_resources import DISCOVERY_LABEL, entry_class, lease_class
 from penstock_kubernetes.api.resource_watch import list_all
 from penstock_kubernetes.operator import object_names as names

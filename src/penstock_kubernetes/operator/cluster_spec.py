@@ -14,10 +14,9 @@ from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.records.pod_run_folder import POD_IP
 from penstock.runtime.supervision.fleet_driver import Strategy
+from penstock_kubernetes.operator.manifest_parts import RUNS
 from penstock_kubernetes.operator.structural_schema import IN_PODS
 
-RUNS = "/run/penstock"
-"""Where pods keep their run folders: an emptyDir, so that the root file system is read-only."""
 PROCESSES_SHARED = 2
 
 

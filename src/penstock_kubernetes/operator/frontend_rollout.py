@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.api.api_request import ask
+from penstock_kubernetes.api.api_client import ask
 from penstock_kubernetes.operator import object_names as names
 from penstock_kubernetes.operator.owned_objects import RESTARTED
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock_kubernetes.api.api_request import code_of, unavailable
+from penstock_kubernetes.api.api_client import code_of, unavailable
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

@@ -46,7 +46,7 @@ from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.supervision.engine_fleet import GPU_ENGINES, EngineFleet, EngineHost, Launcher
 from penstock.runtime.supervision.reconciler import Reconciler
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
-from penstock_kubernetes.api.api_request import ask
+from penstock_kubernetes.api.api_client import ask
 from penstock_kubernetes.operator import object_names as names
 from penstock_kubernetes.operator.cluster_crd import cluster_resource
 from penstock_kubernetes.operator.cluster_entries import own_entries

@@ -13,7 +13,7 @@ from penstock.adapters.seams import StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.runtime.cluster_state.store_watch import RETRY
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.api.resource_watch import follow
 from penstock_kubernetes.operator.cluster_crd import cluster_resource
 from penstock_kubernetes.operator.cluster_entries import delete_entries

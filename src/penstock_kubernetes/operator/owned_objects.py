@@ -5,15 +5,17 @@ them with it.
 """
 
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.api.api_request import ask, code_of
+from penstock_kubernetes.api.api_client import ask, code_of
 from penstock_kubernetes.api.rights import STORE_RIGHTS, rules
 from penstock_kubernetes.operator import object_names as names
 from penstock_kubernetes.operator.cluster_spec import ClusterSpec
-from penstock_kubernetes.operator.pod_template import ADMIN_KEY, SECRET_KEY, process_pod, template_hash
+from penstock_kubernetes.operator.manifest_parts import Manifests, template_hash
+from penstock_kubernetes.operator.pod_template import ADMIN_KEY, SECRET_KEY, process_pod, secret_name
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient
@@ -41,36 +43,34 @@ class SecretTexts(tuple[str, str]):
 def cluster_objects(cluster: JsonObject, spec: ClusterSpec, image: str) -> list[JsonObject]:
     """Return the objects in the order in which they are applied."""
     name = cluster["metadata"]["name"]
+    manifests = Manifests(name, cluster)
+    frontends = names.selector(name, "frontend")
+    part = partial(names.object_name, name)
+    # One frontend alone would block the drain of its node for ever.
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": frontends}}
+    # A new frontend serves before an old one stops accepting; of planners there is never more than one.
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+
+    def deployment(component: str, module: str, replicas: int, strategy: JsonObject) -> JsonObject:
+        pod = process_pod(name, spec, component, [module], image)
+        annotations = pod["metadata"].get("annotations") or {}
+        pod["metadata"]["annotations"] = {**annotations, names.TEMPLATE: template_hash({"config": spec.lasting})}
+        return manifests.deployment(part(component), component, pod, replicas=replicas, strategy=strategy)
+
     objects = [
-        _made(cluster, "v1", "ConfigMap", "config", data={"config.yaml": spec.config}),
-        _made(cluster, "v1", "ServiceAccount", "cluster"),
-        _made(cluster, "rbac.authorization.k8s.io/v1", "Role", "cluster", rules=rules(STORE_RIGHTS)),
-        _made(
-            cluster,
-            "rbac.authorization.k8s.io/v1",
-            "RoleBinding",
-            "cluster",
-            roleRef={
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "Role",
-                "name": names.object_name(name, "cluster"),
-            },
-            subjects=[{"kind": "ServiceAccount", "name": names.object_name(name, "cluster")}],
-        ),
-        _service(cluster, spec),
-        _deployment(cluster, spec, "frontend", [FRONTEND], spec.frontends, image),
-        _budget(cluster, spec),
+        manifests.made("v1", "ConfigMap", part("config"), data={"config.yaml": spec.config}),
+        *manifests.rights(part("cluster"), rules(STORE_RIGHTS)),
+        manifests.service(part(), spec.settings.frontend.port, protocol="TCP"),
+        deployment("frontend", FRONTEND, spec.frontends, rolling),
+        manifests.made("policy/v1", "PodDisruptionBudget", part("frontend"), component="frontend", spec=budget),
     ]
     if spec.settings.planner.enabled:
-        objects.append(_deployment(cluster, spec, "planner", [PLANNER], 1, image))
+        objects.append(deployment("planner", PLANNER, 1, {"type": "Recreate"}))
     if spec.kubernetes.monitor:
-        endpoint = {"port": "http", "path": "/metrics"}
-        monitor = _made(cluster, "monitoring.coreos.com/v1", "PodMonitor", "frontend")
-        monitor["spec"] = {
-            "selector": {"matchLabels": names.selector(name, "frontend")},
-            "podMetricsEndpoints": [endpoint],
-        }
-        objects.append(monitor)
+        endpoints = [{"port": "http", "path": "/metrics"}]
+        watched = {"selector": {"matchLabels": frontends}, "podMetricsEndpoints": endpoints}
+        kind = ("monitoring.coreos.com/v1", "PodMonitor")
+        objects.append(manifests.made(*kind, part("frontend"), component="frontend", spec=watched))
     return objects
 
 
@@ -124,7 +124,9 @@ async def secret_texts(client: "AsyncClient", cluster: JsonObject) -> SecretText
 
     texts = {SECRET_KEY: secrets.token_urlsafe(32), ADMIN_KEY: secrets.token_urlsafe(24)}
     data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
-    manifest = _made(cluster, "v1", "Secret", "secret", type="Opaque", data=data)
+    manifest = Manifests(cluster["metadata"]["name"], cluster).made(
+        "v1", "Secret", secret_name(cluster["metadata"]["name"]), type="Opaque", data=data
+    )
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
     for _ in range(2):
         try:
@@ -174,60 +176,3 @@ def _loaded(manifest: JsonObject) -> Any:
             manifest
         )
     return codecs.from_dict(manifest)
-
-
-def _made(cluster: JsonObject, version: str, kind: str, part: str, **fields: object) -> JsonObject:
-    metadata = cluster["metadata"]
-    component = part if part in ("frontend", "planner") else "cluster"
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {
-            "name": names.object_name(metadata["name"], part),
-            "namespace": metadata["namespace"],
-            "labels": names.selector(metadata["name"], component),
-            "ownerReferences": [names.owner_reference(cluster)],
-        },
-        **fields,
-    }
-
-
-def _service(cluster: JsonObject, spec: ClusterSpec) -> JsonObject:
-    name, port = cluster["metadata"]["name"], spec.settings.frontend.port
-    service = _made(cluster, "v1", "Service", "frontend")
-    service["metadata"]["name"] = names.object_name(name)
-    ports = [{"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"}]
-    service["spec"] = {"selector": names.selector(name, "frontend"), "ports": ports}
-    return service
-
-
-def _budget(cluster: JsonObject, spec: ClusterSpec) -> JsonObject:
-    name = cluster["metadata"]["name"]
-    budget = _made(cluster, "policy/v1", "PodDisruptionBudget", "frontend")
-    # One frontend alone would block the drain of its node for ever.
-    budget["spec"] = {"maxUnavailable": 1, "selector": {"matchLabels": names.selector(name, "frontend")}}
-    return budget
-
-
-def _deployment(
-    cluster: JsonObject, spec: ClusterSpec, component: str, words: list[str], replicas: int, image: str
-) -> JsonObject:
-    name = cluster["metadata"]["name"]
-    pod = process_pod(name, spec, component, words, image)
-    labels = names.selector(name, component)
-    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **labels}
-    annotations = {
-        **(pod["metadata"].get("annotations") or {}),
-        names.TEMPLATE: template_hash({"config": spec.lasting}),
-    }
-    pod["metadata"]["annotations"] = annotations
-    made = _made(cluster, "apps/v1", "Deployment", component)
-    # A new frontend serves before an old one stops to accept; of planners there is never more than one.
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    made["spec"] = {
-        "replicas": replicas,
-        "selector": {"matchLabels": labels},
-        "strategy": rolling if component == "frontend" else {"type": "Recreate"},
-        "template": pod,
-    }
-    return made

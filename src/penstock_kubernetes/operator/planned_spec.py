@@ -18,9 +18,9 @@ import yaml
 from penstock.adapters.seams import StoreUnavailable
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.api.api_request import ask
+from penstock_kubernetes.api.api_client import ask
 from penstock_kubernetes.operator.cluster_spec import merge
-from penstock_kubernetes.operator.pod_template import GPU
+from penstock_kubernetes.operator.manifest_parts import GPU
 from penstock_lab.engine.timing.gpus import gpu_of_sku
 
 if TYPE_CHECKING:

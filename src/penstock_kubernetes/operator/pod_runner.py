@@ -16,13 +16,12 @@ from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.cluster_state.store_watch import RETRY
-from penstock_kubernetes.api.api_request import ask, code_of
+from penstock_kubernetes.api.api_client import ask, code_of
 from penstock_kubernetes.api.resource_watch import follow, list_all
 from penstock_kubernetes.operator import object_names as names
 from penstock_kubernetes.operator.engine_group import group_of, group_resource
-from penstock_kubernetes.operator.engine_pod import EnginePod
-from penstock_kubernetes.operator.pod_states import hopeless, lack_of, lost, seconds_of, unscheduled
-from penstock_kubernetes.operator.pod_template import template_hash
+from penstock_kubernetes.operator.engine_pod import EnginePod, hopeless, lack_of, lost, seconds_of, unscheduled
+from penstock_kubernetes.operator.manifest_parts import template_hash
 from penstock_kubernetes.pod_launch import at_address
 
 if TYPE_CHECKING:

@@ -1,9 +1,6 @@
 """Pods of a cluster: of engines, frontends and the planner, each with one container of ours."""
 
-import hashlib
-import json
 import sys
-from collections.abc import Mapping
 
 from penstock.adapters.connectors.engine_process import LaunchSpec
 from penstock.config.cluster_secret_file import SECRET_ENV
@@ -11,12 +8,25 @@ from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
 from penstock.runtime.records.pod_run_folder import POD_ENV
-from penstock_kubernetes.operator.cluster_spec import RUNS, ClusterSpec, merge
+from penstock_kubernetes.operator.cluster_spec import ClusterSpec, merge
+from penstock_kubernetes.operator.manifest_parts import (
+    CONFIG_DIR,
+    GPU,
+    NO_LINKS,
+    RUNS,
+    config_mounts,
+    config_volumes,
+    field_env,
+    http_port,
+    http_probe,
+    locked_down,
+    plain_env,
+    secret_env,
+    with_shared_memory,
+)
 from penstock_kubernetes.operator.object_names import CONTAINER, object_name
 from penstock_kubernetes.pod_launch import PORT
 
-CONFIG_DIR = "/etc/penstock"
-GPU = "nvidia.com/gpu"
 PROXY_PAUSE = 5
 """Seconds for which a frontend that is to end still accepts: proxies on all nodes learn so late that it leaves."""
 PAUSE = [sys.executable, "-c", f"import time; time.sleep({PROXY_PAUSE})"]
@@ -45,19 +55,16 @@ def engine_pod(
         "image": image_of(spec, pool.engine, image),
         "command": [launch.argv[0]],
         "args": list(launch.argv[1:]),
-        "env": [
-            *_own_env(cluster, with_secret=pool.engine == "sim", engine=True),
-            *({"name": key, "value": value} for key, value in launch.env.items()),
-        ],
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 3},
+        "env": [*_own_env(cluster, with_secret=pool.engine == "sim", engine=True), *plain_env(launch.env)],
+        **http_port(PORT),
+        "readinessProbe": http_probe(periodSeconds=5, timeoutSeconds=3),
         "resources": {"limits": {GPU: gpus // hosts}} if gpus else {},
     }
     pod: JsonObject = {
         # A new pod replaces an ended one: the fleet counts, backs off, and tells why.
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        **NO_LINKS,
         # For a pod that others end, such as by draining a node: as long as its requests may take.
         "terminationGracePeriodSeconds": round(supervise.drain_timeout + supervise.stop_grace),
         "containers": [_with_secrets(container, spec)],
@@ -65,8 +72,8 @@ def engine_pod(
     if gpus:
         pod = with_shared_memory(pod)
     if pool.engine == "sim":
-        pod |= _locked_down(pod)
-    return _merged(spec, name, pod)
+        pod = locked_down(pod)
+    return _with_fragment(spec, name, pod)
 
 
 def process_pod(cluster: str, spec: ClusterSpec, component: str, words: list[str], image: str) -> JsonObject:
@@ -78,39 +85,24 @@ def process_pod(cluster: str, spec: ClusterSpec, component: str, words: list[str
         "image": image_of(spec, OURS, image),
         "command": [sys.executable],
         "args": ["-m", *words, "--config", f"{CONFIG_DIR}/config.yaml"],
-        "env": [*_own_env(cluster, with_secret=True), _secret_env(cluster, ADMIN_ENV, ADMIN_KEY)],
-        "volumeMounts": [
-            {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
-            {"name": "run", "mountPath": RUNS},
-        ],
+        "env": [*_own_env(cluster, with_secret=True), secret_env(ADMIN_ENV, secret_name(cluster), ADMIN_KEY)],
+        "volumeMounts": config_mounts(run=RUNS),
     }
     if frontend:
         container |= {
-            "ports": [{"name": "http", "containerPort": port}],
-            "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 2},
+            **http_port(port),
+            "readinessProbe": http_probe(periodSeconds=2),
             "lifecycle": {"preStop": {"exec": {"command": PAUSE}}},
         }
     grace = supervise.stop_grace + (supervise.drain_timeout + PROXY_PAUSE if frontend else 0)
     pod: JsonObject = {
         "serviceAccountName": object_name(cluster, "cluster"),
-        # A Service named penstock would put PENSTOCK_PORT into the environment, which is no setting of ours.
-        "enableServiceLinks": False,
+        **NO_LINKS,
         "terminationGracePeriodSeconds": round(grace),
         "containers": [_with_secrets(container, spec)],
-        "volumes": [
-            {"name": "config", "configMap": {"name": object_name(cluster, "config")}},
-            {"name": "run", "emptyDir": {}},
-        ],
+        "volumes": config_volumes(object_name(cluster, "config"), "run"),
     }
-    return _merged(spec, component, pod | _locked_down(pod))
-
-
-def with_shared_memory(pod: JsonObject) -> JsonObject:
-    """Return a pod whose containers share the node's memory: processes of one engine need more than 64 MB of it."""
-    mount = {"name": "shm", "mountPath": "/dev/shm"}
-    containers = [{**each, "volumeMounts": [*each.get("volumeMounts", []), mount]} for each in pod["containers"]]
-    volume = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    return {**pod, "containers": containers, "volumes": [*pod.get("volumes", []), volume]}
+    return _with_fragment(spec, component, locked_down(pod))
 
 
 def image_of(spec: ClusterSpec, kind: str, own: str) -> str:
@@ -126,23 +118,17 @@ def image_of(spec: ClusterSpec, kind: str, own: str) -> str:
     return image
 
 
-def template_hash(template: Mapping[str, object]) -> str:
-    """Return a short digest of a template, by which pods of an older one are known."""
-    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _own_env(cluster: str, *, with_secret: bool, engine: bool = False) -> list[JsonObject]:
     fields = {"POD_IP": "status.podIP", POD_ENV: "metadata.name"}
     if not engine:  # so that its leases in the store go with it
         fields |= {"POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
-    env: list[JsonObject] = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
-    ]
-    return [*env, _secret_env(cluster, SECRET_ENV, SECRET_KEY)] if with_secret else env
+    secret = [secret_env(SECRET_ENV, secret_name(cluster), SECRET_KEY)] if with_secret else []
+    return [*field_env(fields), *secret]
 
 
-def _secret_env(cluster: str, name: str, key: str) -> JsonObject:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": object_name(cluster, "secret"), "key": key}}}
+def secret_name(cluster: str) -> str:
+    """Return the name of the Secret with a cluster's secret and the key of its admin routes."""
+    return object_name(cluster, "secret")
 
 
 def _with_secrets(container: JsonObject, spec: ClusterSpec) -> JsonObject:
@@ -150,18 +136,5 @@ def _with_secrets(container: JsonObject, spec: ClusterSpec) -> JsonObject:
     return container if name is None else {**container, "envFrom": [{"secretRef": {"name": name}}]}
 
 
-def _locked_down(pod: JsonObject) -> JsonObject:
-    """Return what our own image needs no more of: no root, no capabilities, nothing to write but its run folder."""
-    limits = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    return {
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [{**container, "securityContext": limits} for container in pod["containers"]],
-    }
-
-
-def _merged(spec: ClusterSpec, name: str, pod: JsonObject) -> JsonObject:
+def _with_fragment(spec: ClusterSpec, name: str, pod: JsonObject) -> JsonObject:
     return merge({"metadata": {}, "spec": pod}, spec.kubernetes.pod_templates.get(name, {}))

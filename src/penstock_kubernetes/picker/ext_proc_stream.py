@@ -14,10 +14,9 @@ from penstock.frontend.exchange.response_metadata import marks
 from penstock.frontend.http.error_responses import ErrorResponse, problem
 from penstock.kernel.errors import PenstockError
 from penstock_kubernetes.picker import ext_proc_messages as wire
-from penstock_kubernetes.picker.gateway_request import GatewayRequest
 from penstock_kubernetes.picker.http2_connection import INTERNAL, GrpcStream
 from penstock_kubernetes.picker.objectives import Objectives
-from penstock_kubernetes.picker.picked_request import PickedRequest, joined
+from penstock_kubernetes.picker.picked_request import GatewayRequest, PickedRequest, joined
 from penstock_kubernetes.picker.picker import Picker
 
 log = logging.getLogger("penstock_kubernetes.picker")

@@ -24,10 +24,8 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import RequestId
 from penstock_kubernetes.picker.clipped_body import closed
 from penstock_kubernetes.picker.end_report import EndReport, ReportReader
-from penstock_kubernetes.picker.gateway_configs import workers_file
-from penstock_kubernetes.picker.gateway_folder import GatewayFolder
-from penstock_kubernetes.picker.gateway_request import GatewayRequest
-from penstock_kubernetes.picker.picked_request import PickedRequest
+from penstock_kubernetes.picker.gateway_configs import GatewayFolder, workers_file
+from penstock_kubernetes.picker.picked_request import GatewayRequest, PickedRequest
 from penstock_kubernetes.picker.picker import Picker
 from penstock_kubernetes.picker_settings import GatewayKind
 

@@ -54,7 +54,7 @@ async def follow_objectives(settings: ClusterSettings, objectives: Objectives, g
     """Follow the objectives of one API group until cancelled; while they can't be read, those known stay."""
     from lightkube.generic_resource import create_namespaced_resource
 
-    from penstock_kubernetes.api.kubernetes_login import open_client
+    from penstock_kubernetes.api.api_client import open_client
     from penstock_kubernetes.api.resource_watch import follow
 
     kind = create_namespaced_resource(group, VERSION, "InferenceObjective", "inferenceobjectives")

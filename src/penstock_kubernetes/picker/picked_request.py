@@ -6,8 +6,8 @@ router's deadline ends it.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.telemetry.request_span import NO_SPAN
@@ -24,8 +24,30 @@ from penstock.kernel.values import Prompt, RequestId, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch
 from penstock.router.selection.cost import cheapest
 from penstock.router.stage_graph import FINAL
-from penstock_kubernetes.picker.gateway_request import GatewayRequest
 from penstock_kubernetes.picker.worker_endpoints import Endpoints
+
+
+class GatewayRequest(NamedTuple):
+    """A request as a gateway shows it.
+
+    Args:
+        headers: names in lower case.
+        subset: endpoints among which the gateway wants one chosen; None allows all.
+        priority: of its objective: a class that goes before every lower one.
+        tenant: on whose behalf it is sent; counts for the rate of a key.
+        model: in place of the one that its body names.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    remote: str | None = None
+    subset: Sequence[str] | None = None
+    priority: int = 0
+    tenant: str | None = None
+    model: str | None = None
+
 
 ANSWER_MAX = 1 << 20
 """Most bytes of an unary answer that are remembered for its usage, which stands at its end."""

@@ -22,8 +22,7 @@ from penstock.kernel.hashing import BYTES_PER_TOKEN
 from penstock.kernel.machine import Effect, Nanos, nanos
 from penstock.kernel.values import Prompt, RequestId
 from penstock.router.events import Arrived, Closed, Dispatch
-from penstock_kubernetes.picker.gateway_request import GatewayRequest
-from penstock_kubernetes.picker.picked_request import PickedRequest
+from penstock_kubernetes.picker.picked_request import GatewayRequest, PickedRequest
 from penstock_kubernetes.picker.worker_endpoints import EMPTY_SUBSET, Endpoints
 
 _ENDPOINTS = {path: endpoint for endpoint, path in PATHS.items()}

@@ -12,7 +12,7 @@ from penstock.adapters.stores.entry_codec import EntryCodec, check_entry, check_
 from penstock.adapters.stores.key_locks import KeyLocks
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.secret import ClusterSecret
-from penstock_kubernetes.api.api_request import ask, code_of, unavailable
+from penstock_kubernetes.api.api_client import ask, code_of, open_client, unavailable
 from penstock_kubernetes.api.discovery_resources import (
     DISCOVERY_LABEL,
     entry_body,
@@ -20,11 +20,9 @@ from penstock_kubernetes.api.discovery_resources import (
     entry_name,
     read_entry,
 )
-from penstock_kubernetes.api.kubernetes_login import open_client
 from penstock_kubernetes.api.resource_watch import list_all
-from penstock_kubernetes.store.kubernetes_leases import KubernetesLeases, OwnLease
+from penstock_kubernetes.store.kubernetes_leases import KubernetesLeases, LeaseSightings, OwnLease
 from penstock_kubernetes.store.kubernetes_view import KubernetesView, list_leases
-from penstock_kubernetes.store.lease_sightings import LeaseSightings
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

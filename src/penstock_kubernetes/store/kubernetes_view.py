@@ -13,8 +13,13 @@ from penstock.adapters.stores.entry_codec import EntryCodec
 from penstock.adapters.task_cancel import end
 from penstock_kubernetes.api.discovery_resources import DISCOVERY_LABEL, entry_class, lease_class, read_entry
 from penstock_kubernetes.api.resource_watch import ResourceChange, follow, list_all
-from penstock_kubernetes.store.kubernetes_leases import KubernetesLeases, end_leases, is_ended
-from penstock_kubernetes.store.lease_sightings import LeaseRenewal, LeaseSightings
+from penstock_kubernetes.store.kubernetes_leases import (
+    KubernetesLeases,
+    LeaseRenewal,
+    LeaseSightings,
+    end_leases,
+    is_ended,
+)
 
 if TYPE_CHECKING:
     from lightkube import AsyncClient

@@ -7,13 +7,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.adapters.task_cancel import cancel_all
+from tests.doubles.kubernetes.api.api_server import make_certificate
 from tests.doubles.kubernetes.cluster_script import EVICT, LOST, NETWORK, SIGNAL, ClusterScript
 from tests.doubles.kubernetes.controllers.cluster_objects import ClusterObjects
 from tests.doubles.kubernetes.controllers.controller_loop import run_controllers
+from tests.doubles.kubernetes.kubelet.container_life import unverified
 from tests.doubles.kubernetes.kubelet.kubelet import Kubelet
-from tests.doubles.kubernetes.kubelet.pod_network import PodNetwork, output_of
-from tests.doubles.kubernetes.kubelet.probes import unverified
-from tests.doubles.kubernetes.kubelet.service_proxy import Backend, ServiceProxy
+from tests.doubles.kubernetes.kubelet.pod_network import Backend, PodNetwork, ServiceProxy
 
 ROOT = "kube-root-ca.crt"
 """ConfigMap in every namespace with the API server's certificate."""
@@ -101,10 +101,8 @@ class ClusterDouble:
         """Make a certificate for that Service: clients in pods speak HTTPS with the API server."""
         folder = self._folder / "authority"
         folder.mkdir(parents=True, exist_ok=True)
-        names = f"subjectAltName=IP:{address},DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"
-        kind = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=kubernetes"
-        files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.crt"))
-        await output_of(("openssl", *kind.split(), "-addext", names, *files))
+        names = f"IP:{address},DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"
+        await make_certificate(folder / "ca.crt", folder / "key.pem", names)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "ca.crt", folder / "key.pem")
         return context

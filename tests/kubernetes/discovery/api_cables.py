@@ -9,13 +9,13 @@ import yaml
 
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from tests.cable import Cable
 
 OWNER = """
 import asyncio, sys
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.config.settings.discovery_settings import KubernetesSettings
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.test_pod_pool import Pods
 from tests.live.cluster import served, until

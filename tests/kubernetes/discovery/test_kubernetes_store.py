@@ -12,8 +12,8 @@ from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.kernel.secret import ClusterSecret
 from penstock.testing.store_contract import PATIENCE, TTL, alive_again, watching
 from penstock_kubernetes.api import resource_watch
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.api.discovery_resources import DISCOVERY_LABEL, entry_class, entry_name, lease_class
-from penstock_kubernetes.api.kubernetes_login import open_client
 from penstock_kubernetes.api.resource_watch import list_all
 from penstock_kubernetes.store import kubernetes_view
 from tests.kubernetes.conftest import RunningApi

@@ -1,6 +1,6 @@
 """A lease is judged by the reader's own clock."""
 
-from penstock_kubernetes.store.lease_sightings import LONG_DEAD, LeaseRenewal, LeaseSightings
+from penstock_kubernetes.store.kubernetes_leases import LONG_DEAD, LeaseRenewal, LeaseSightings
 
 
 class Clock:

@@ -13,7 +13,7 @@ from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.fleet.fleet_state import HealthLimits
 from penstock.kernel.values import Pool
 from penstock.testing.store_contract import PATIENCE
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.pod_pool import PodPool, inference_pool
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.api_cables import KubernetesHarness

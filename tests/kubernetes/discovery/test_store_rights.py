@@ -11,7 +11,7 @@ from penstock.cli.doctor_checks.discovery_checks import check_discovery
 from penstock.config.reading.load import load
 from penstock.config.settings.discovery_settings import KubernetesSettings
 from penstock.testing.store_contract import watching
-from penstock_kubernetes.api.kubernetes_login import open_client
+from penstock_kubernetes.api.api_client import open_client
 from penstock_kubernetes.api.rights import STORE_RIGHTS, ResourceRight, missing_rights
 from penstock_kubernetes.store.kubernetes_store import KubernetesStore
 from tests.kubernetes.conftest import RunningApi

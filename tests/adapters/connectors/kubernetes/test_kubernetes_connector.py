@@ -14,11 +14,10 @@ from lightkube.types import PatchType
 from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.values import Pool
 from penstock.planner.plugins.proposals import Reason
-from penstock_kubernetes.connector.api_access import ApiAccess
+from penstock_kubernetes.connector.api_access import DELETION_COST, ApiAccess
 from penstock_kubernetes.connector.graph_deployment import GraphDeployment
 from penstock_kubernetes.connector.kubernetes_connector import KubernetesConnector
 from penstock_kubernetes.connector.own_cluster import OwnCluster
-from penstock_kubernetes.connector.pool_pods import DELETION_COST
 from penstock_kubernetes.connector.scaled_object import ScaledObject
 from tests.adapters.connectors.kubernetes.cluster_objects import (
     ADAPTERS,

@@ -25,13 +25,12 @@ from tests.doubles.kubernetes.api.access_rules import (
     ApiUser,
 )
 from tests.doubles.kubernetes.api.api_faults import ApiFault, ApiFaults
-from tests.doubles.kubernetes.api.api_requests import ApiPath, flag, read_path, selection, verb_of
+from tests.doubles.kubernetes.api.api_requests import MAGIC, ApiPath, flag, read_path, read_protobuf, selection, verb_of
 from tests.doubles.kubernetes.api.deletions import Deletions
 from tests.doubles.kubernetes.api.object_reads import ObjectReads
 from tests.doubles.kubernetes.api.object_writes import SERVICES, ObjectWrites, WriteOptions, scale_of
 from tests.doubles.kubernetes.api.pod_connections import forward, logs, pod_address
-from tests.doubles.kubernetes.api.protobuf_bodies import MAGIC, read_protobuf
-from tests.doubles.kubernetes.kinds import discovery, openapi_documents
+from tests.doubles.kubernetes.kinds import discovery
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind, ResourceKinds
 from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, no_such_path, not_allowed
 from tests.doubles.kubernetes.objects.api_store import ApiStore, key_of
@@ -347,11 +346,11 @@ class ApiServer:
             case ["apis", group, version]:
                 return respond(discovery.resources(self.kinds, group, version))
             case ["openapi", "v2"]:
-                return respond(openapi_documents.swagger(self.kinds))
+                return respond(discovery.swagger(self.kinds))
             case ["openapi", "v3"]:
-                return respond(openapi_documents.group_paths(self.kinds))
+                return respond(discovery.group_paths(self.kinds))
             case ["openapi", "v3", *path]:
-                return respond(openapi_documents.document(self.kinds, "/".join(path)))
+                return respond(discovery.document(self.kinds, "/".join(path)))
         raise no_such_path()
 
 
@@ -426,14 +425,14 @@ def cluster_admin() -> list[tuple[str, JsonObject]]:
     return [("clusterroles", {"metadata": metadata, "rules": rules}), ("clusterrolebindings", binding)]
 
 
-async def make_certificate(certificate: Path, key: Path) -> None:
-    """Make a certificate of 127.0.0.1 that signs itself, by the openssl command.
+async def make_certificate(certificate: Path, key: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
+    """Make a certificate of some names that signs itself, by the openssl command.
 
     Raises:
         RuntimeError: openssl is missing or fails.
     """
     command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=kubernetes"
-    extra = ("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key), "-out", str(certificate))
+    extra = ("-addext", f"subjectAltName={names}", "-keyout", str(key), "-out", str(certificate))
     quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec("openssl", *command.split(), *extra, stdout=quiet, stderr=quiet)
     if await process.wait():

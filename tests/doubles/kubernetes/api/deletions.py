@@ -7,8 +7,7 @@ from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.api.object_writes import ObjectWrites
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind
 from tests.doubles.kubernetes.objects.api_failures import conflict, too_many_requests
-from tests.doubles.kubernetes.objects.api_store import ObjectKey, key_of
-from tests.doubles.kubernetes.objects.selectors import matches_label_selector
+from tests.doubles.kubernetes.objects.api_store import ObjectKey, key_of, matches_label_selector
 
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 """Finalizer of a CRD whose objects are still there."""

@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.values import JsonObject
-from tests.doubles.kubernetes.kinds.kind_defaults import with_defaults
+from tests.doubles.kubernetes.kinds.kind_defaults import allocated, carried_over, with_defaults
 from tests.doubles.kubernetes.kinds.kind_rules import breaches, changes_refused
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind, ResourceKinds
-from tests.doubles.kubernetes.kinds.server_fields import allocated, carried_over
 from tests.doubles.kubernetes.objects.api_failures import (
     Cause,
     already_exists,
@@ -36,8 +35,7 @@ from tests.doubles.kubernetes.objects.field_ownership import (
     read_owners,
     write_owners,
 )
-from tests.doubles.kubernetes.objects.json_paths import first_at
-from tests.doubles.kubernetes.objects.patches import patched
+from tests.doubles.kubernetes.objects.patches import first_at, patched
 from tests.doubles.kubernetes.objects.schema_walk import Mistyped, SchemaWalk, rule_breaches
 
 SUFFIX = "bcdfghjklmnpqrstvwxz2456789"

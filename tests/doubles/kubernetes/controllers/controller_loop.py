@@ -7,18 +7,19 @@ from contextlib import suppress
 
 from tests.doubles.kubernetes.cluster_script import ClusterScript
 from tests.doubles.kubernetes.controllers.cluster_objects import ClusterObjects
-from tests.doubles.kubernetes.controllers.deployments import reconcile_deployments
-from tests.doubles.kubernetes.controllers.disruption_budgets import reconcile_disruption_budgets
-from tests.doubles.kubernetes.controllers.endpoints import reconcile_endpoints
-from tests.doubles.kubernetes.controllers.garbage_collection import collect_garbage
-from tests.doubles.kubernetes.controllers.jobs import JobController
-from tests.doubles.kubernetes.controllers.leader_worker_sets import (
+from tests.doubles.kubernetes.controllers.deployments import reconcile_deployments, reconcile_replica_sets
+from tests.doubles.kubernetes.controllers.pod_scheduler import NodeController, PodScheduler
+from tests.doubles.kubernetes.controllers.small_controllers import (
+    JobController,
+    collect_garbage,
+    reconcile_disruption_budgets,
+    reconcile_endpoints,
+)
+from tests.doubles.kubernetes.controllers.stateful_sets import (
     LEADER_WORKER_SET_CRD,
     reconcile_leader_worker_sets,
+    reconcile_stateful_sets,
 )
-from tests.doubles.kubernetes.controllers.pod_scheduler import NodeController, PodScheduler
-from tests.doubles.kubernetes.controllers.replica_sets import reconcile_replica_sets
-from tests.doubles.kubernetes.controllers.stateful_sets import reconcile_stateful_sets
 
 log = logging.getLogger(__name__)
 

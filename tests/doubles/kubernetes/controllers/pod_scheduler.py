@@ -8,12 +8,14 @@ from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.controllers.cluster_objects import (
     ClusterObjects,
     RequestFailed,
+    condition,
     deleting,
     name_of,
+    phase,
     seconds_of,
     timestamp,
+    with_condition,
 )
-from tests.doubles.kubernetes.controllers.owned_pods import condition, phase, with_condition
 
 SILENT_S = 40.0
 """Seconds without a sign of life after which a node is Unknown."""

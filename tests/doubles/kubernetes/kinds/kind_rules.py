@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.objects.api_failures import Cause
+from tests.doubles.kubernetes.objects.api_store import matches_label_selector
 from tests.doubles.kubernetes.objects.schema_walk import quoted, schema_fault
-from tests.doubles.kubernetes.objects.selectors import matches_label_selector
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

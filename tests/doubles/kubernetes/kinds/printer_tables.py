@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.kinds.resource_kinds import PrinterColumn, ResourceKind
-from tests.doubles.kubernetes.objects.json_paths import first_at, values_at
+from tests.doubles.kubernetes.objects.patches import first_at, values_at
 
 TABLE = "as=Table"
 

@@ -1,5 +1,6 @@
-"""Patches of objects: JSON patch, merge patch and strategic merge patch, by media type."""
+"""Patches of objects in all their forms, and the JSON paths by which fields of an object are found."""
 
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -10,6 +11,48 @@ import msgspec
 
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, unsupported_media_type
+
+_STEP = re.compile(
+    r"\.(?P<field>(?:\\.|[^.\[\\])+)|\[(?P<index>-?\d+)\]|(?P<all>\[\*\])|\['(?P<quoted>[^']+)'\]"
+    r"|\[\?\(@(?P<where>(?:\.[\w-]+)+)\s*(?P<sign>==|!=)\s*[\"'](?P<value>[^\"']*)[\"']\)\]"
+)
+
+
+def values_at(item: object, path: str) -> list[object]:
+    """Return all values at a path such as ``.status.conditions[?(@.type=="Ready")].status``.
+
+    Raises:
+        ValueError: the path is none that this reads.
+    """
+    values, position = [item], 0
+    path = path if path.startswith((".", "[")) else f".{path}"
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            raise ValueError(f"the JSONPath {path!r} is not understood from {path[position:]!r} on")
+        position = step.end()
+        values = [child for value in values for child in _children(value, step)]
+    return values
+
+
+def first_at(item: object, path: str) -> object:
+    """Return the first value at a path, or None."""
+    return next(iter(values_at(item, path)), None)
+
+
+def _children(value: object, step: re.Match[str]) -> list[object]:
+    name = step["quoted"] or (step["field"] or "").replace("\\", "")
+    if name:
+        return [value[name]] if isinstance(value, dict) and name in value else []
+    if step["all"]:
+        return list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else [])
+    if not isinstance(value, list):
+        return []
+    if step["index"] is not None:
+        return value[int(step["index"]) :][:1]
+    equal = step["sign"] == "=="
+    return [each for each in value if (first_at(each, step["where"]) == step["value"]) == equal]
+
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
