@@ -20,7 +20,7 @@ endef
 # Tests start hundreds of processes: without bytecode files, as some environments want it, each takes twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: soak soak-vllm up install dev docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership recipes requirements release version clean help bench-kv-events
+.PHONY: soak soak-vllm up install dev pinned docs test test-fast fast nightly nixl test-compiled test-nixl test-kubernetes test-vllm test-sglang test-llamacpp lint types format bench-gateway bench-pickers bench-index bench-routing bench-simulate bench-timing bench-proof bench-fidelity bench-disaggregation bench-planner study-planner study-disaggregation bench-tiers bench-start bench-front-door bench-scale bench-transfer bench-long-prompts bench-membership recipes requirements release version clean help bench-kv-events
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,11 @@ dev: $(VENV)/.dev ## Install what the checks need as well
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(call into,$(VENV),-e '.[dev]')
 	@touch $@ $(VENV)/.installed
+
+pinned: requirements/ci.txt pyproject.toml | $(VENV)/bin/python ## Install as CI does: by version and hash
+	$(call into,$(VENV),--require-hashes -r requirements/ci.txt)
+	$(call into,$(VENV),--no-deps -e .)
+	@touch $(VENV)/.dev $(VENV)/.installed
 
 CLIENTS := -e '.[dev,fuzz,clients]'
 $(VENV)/.clients: $(VENV)/.dev

@@ -1,11 +1,13 @@
 """Checks the shape of src: one meaning per class name, file names that can be looked up, lines of code that only fall.
 
-usage: python -m tests.house [--write]      lists all faults; --write puts today's lines of code into ARCHITECTURE.md
+usage: python -m tests.house [--write]      lists all faults; --write puts today's lines of code into ARCHITECTURE.md,
+                                            and those of each room into docs/why/lines/rooms.csv
 
 `make lint` runs it: one pass over the files, and no test.
 """
 
 import ast
+import csv
 import io
 import re
 import subprocess
@@ -327,9 +329,20 @@ def write(lines: Mapping[str, int]) -> None:
     PAGE.write_text(re.sub(r"^(\| \*\*all\*\* \|) [\d,]+ \|$", rf"\1 {total:,} |", text, flags=re.MULTILINE))
 
 
+def rooms() -> list[tuple[str, int, int, str]]:
+    """Return each folder with code, its files and lines of code, and what ARCHITECTURE.md says is in it."""
+    texts = dict(re.findall(r"^\| `([\w/]+)/` \| (.*[a-z].*) \|$", PAGE.read_text(), re.MULTILINE))
+    counts: dict[str, list[int]] = defaultdict(list)
+    for path in files():
+        counts[str(path.relative_to(SRC).parent)].append(code_lines(path))
+    return [(name, len(each), sum(each), texts.get(name, "")) for name, each in sorted(counts.items())]
+
+
 def main(arguments: list[str]) -> int:
     if arguments == ["--write"]:
         write(lines_of_packages())
+        with (LEDGER.parent / "lines" / "rooms.csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([("folder", "files", "lines", "what is in it"), *rooms()])
     faults = [fault for check in CHECKS for fault in check()]
     for fault in faults:
         print(fault)
