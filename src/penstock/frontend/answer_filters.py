@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.config.settings.tenant_settings import AuditSettings
+from penstock.frontend.admin.admin_answers import ShadowStatus
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.prompt.model_names import ShadowOrder
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.values import WorkerCard
 
 

@@ -26,24 +26,21 @@ from penstock.frontend.cluster_view import ClusterView, TicketDesk
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
+from penstock.frontend.exchange.prefill_stages import PrefillStages
 from penstock.frontend.exchange.prefix_warming import PrefixWarming
-from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
-from penstock.frontend.http.api_keys import is_loopback
+from penstock.frontend.http.api_keys import PeerGuard, is_loopback
 from penstock.frontend.http.bookkeeping import Bookkeeping
-from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.media.media_fetcher import MediaFetcher
 from penstock.frontend.program_ledger import ProgramLedger
 from penstock.frontend.prompt.model_catalog import ModelCatalog, ResolvedModel
-from penstock.frontend.prompt.model_names import ModelNames
-from penstock.frontend.prompt.model_preset import load_presets
+from penstock.frontend.prompt.model_names import ModelNames, load_presets
 from penstock.frontend.prompt.prompt_hashing import PromptHasher
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
-from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore
-from penstock.frontend.shared_responses import SharedResponses
+from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore, SharedResponses
 from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
 from penstock.kernel.machine import Effect, Nanos, seconds

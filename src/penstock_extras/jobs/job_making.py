@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.http.exchange_cover import ExchangeCover
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.openai.completions import carry

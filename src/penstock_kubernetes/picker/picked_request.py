@@ -12,11 +12,10 @@ from typing import Protocol
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend.cluster_view import RequestTicket
+from penstock.frontend.exchange.client_answer import CHUNKS_MAX, TokenTiming
 from penstock.frontend.exchange.exchange import status_of
-from penstock.frontend.exchange.sse import SseTap, cached_tokens, output_tokens
-from penstock.frontend.exchange.token_timing import CHUNKS_MAX, TokenTiming
+from penstock.frontend.exchange.sse import SseTap, cached_tokens, output_tokens, usage_of
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_body, engine_headers, error_text
-from penstock.frontend.exchange.usage import usage_of
 from penstock.frontend.http.error_responses import ErrorResponse, problem
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.request_body import choices_of

@@ -9,12 +9,12 @@ import msgspec
 
 from penstock.frontend.dialects.dialect_answer import DialectAnswer
 from penstock.frontend.dialects.translated_exchange import TranslatedExchange
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.request_gate import Shape
 from penstock.frontend.openai.completions import CompletionRequest, carry, read_completion
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
-from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.model_names import as_served
 from penstock.frontend.prompt.prompt_hashing import PARSE_INLINE_MAX
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.request_body import decode_object, media_of, parse

@@ -12,13 +12,11 @@ from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dro
 from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import CHUNKS_MAX, ClientAnswer, before_end, marks, with_nvext
+from penstock.frontend.exchange.migration import Transcript
 from penstock.frontend.exchange.open_attempts import WorkerAbsence
-from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
-from penstock.frontend.exchange.sse import as_stream
+from penstock.frontend.exchange.sse import as_stream, end_of, usage_of
 from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
-from penstock.frontend.exchange.token_timing import CHUNKS_MAX
-from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import (
     UpstreamRequest,
     engine_additions,
@@ -26,13 +24,12 @@ from penstock.frontend.exchange.upstream_request import (
     engine_headers,
     error_text,
 )
-from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.parsers.harmony_text import PASSED_ON, passed_on
 from penstock.frontend.prompt.context_overflow import refusal_body
+from penstock.frontend.prompt.request_body import without_places
 from penstock.frontend.prompt.routing_hints import RoutingHints
-from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch, Preferences
 

@@ -12,9 +12,8 @@ from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.frontend import decision_span
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import ClientAnswer, before_end, marks
 from penstock.frontend.exchange.open_attempts import STOPPED, adapter_ready
-from penstock.frontend.exchange.response_metadata import before_end, marks
 from penstock.frontend.exchange.upstream_request import engine_headers
 from penstock.frontend.http.error_responses import problem, send_error, sse_error
 from penstock.frontend.prompt import context_overflow

@@ -13,12 +13,16 @@ from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIER
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REASONING_PARSER, TAKEN, TOOL_PARSER
 from penstock.adapters.telemetry.request_span import RequestSpan
 from penstock.frontend.parsers.answer_parsing import parser_plan, raw_text_fields
-from penstock.frontend.prompt.framework_hints import digest
 from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
-from penstock.frontend.prompt.request_body import Parsed, is_whole, with_fields, with_uuids
-from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, NEXT_REQUEST_IN, SPECULATIVE_PREFILL, RoutingHints
-from penstock.frontend.prompt.steering_fields import allowed_of
+from penstock.frontend.prompt.request_body import Parsed, allowed_of, is_whole, with_fields, with_uuids
+from penstock.frontend.prompt.routing_hints import (
+    CACHE_CONTROL,
+    NEXT_REQUEST_IN,
+    SPECULATIVE_PREFILL,
+    RoutingHints,
+    digest,
+)
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 from penstock.router.events import Dispatch
 

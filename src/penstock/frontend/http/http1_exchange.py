@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from penstock.frontend.http.http1_head import RequestHead, answer_head, has_body
+from penstock.frontend.http.http1_messages import RequestHead, answer_head, has_body
 
 
 class CarryingConnection(Protocol):

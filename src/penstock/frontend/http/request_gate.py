@@ -11,11 +11,10 @@ from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
 from penstock.frontend.cors_policy import CorsPolicy
-from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
+from penstock.frontend.http.api_keys import ApiKeys, KeyRates, PeerGuard, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.kernel.errors import OverloadedError, PenstockError
 from penstock.kernel.plurals import counted
 from penstock.router.requests.refusals import DRAINING, INFLIGHT_LIMIT

@@ -9,18 +9,16 @@ from typing import NamedTuple
 from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend import decision_span
 from penstock.frontend.answer_filters import TimedAnswer
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import ClientAnswer, TokenTiming
 from penstock.frontend.exchange.exchange import RequestExchange
-from penstock.frontend.exchange.spoken_message import SpokenMessage
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, has_next_turn
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.named_exchange import NamedExchange
 from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.openai.request_books import SHADOW, UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
-from penstock.frontend.prompt.model_names import ShadowOrder
-from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.model_names import ShadowOrder, as_served
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
 from penstock.frontend.prompt.request_body import (

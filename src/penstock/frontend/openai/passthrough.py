@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
@@ -17,9 +17,8 @@ from penstock.frontend.http.request_gate import printable
 from penstock.frontend.openai.completions import carry
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel
-from penstock.frontend.prompt.request_body import decode_object, text_field
+from penstock.frontend.prompt.request_body import decode_object, text_field, withheld_from, without, without_parts
 from penstock.frontend.prompt.routing_hints import route_hints
-from penstock.frontend.prompt.steering_fields import withheld_from, without, without_parts
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN

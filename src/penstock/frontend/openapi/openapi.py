@@ -17,7 +17,7 @@ import penstock
 from penstock import extension
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
-from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
+from penstock.frontend.openai.models import Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
 from penstock.frontend.prompt.request_body import (
     IMAGES,

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, joined
 from penstock.frontend.parsers.text_markers import begun, earliest
+from penstock.frontend.parsers.tool_format import ContentDelta, ParsedDelta, ReasoningDelta, joined
 
 
 class ReasoningTags(NamedTuple):

@@ -4,9 +4,16 @@ A call is passed on when it is whole. So text that looks like a call and turns o
 last character, and an answer that is cut anywhere reads as the whole one does.
 """
 
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, joined
 from penstock.frontend.parsers.text_markers import begun, earliest
-from penstock.frontend.parsers.tool_format import NO_CALL, CallReader, ToolFormat, ToolSchemas
+from penstock.frontend.parsers.tool_format import (
+    NO_CALL,
+    CallReader,
+    ContentDelta,
+    ParsedDelta,
+    ToolFormat,
+    ToolSchemas,
+    joined,
+)
 
 CALL_MAX = 256 * 1024
 """Most characters of one call; a longer one is content. Larger than any model's longest answer in practice."""
