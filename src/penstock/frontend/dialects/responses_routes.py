@@ -18,9 +18,8 @@ from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer, replayed
 from penstock.frontend.dialects.responses_request import chat_of, items_of, listed
 from penstock.frontend.exchange.client_answer import TokenTiming
-from penstock.frontend.http.clientless_exchange import ClientlessExchange
 from penstock.frontend.http.error_responses import ErrorResponse, quoted, rejected
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.http_exchange import ClientlessExchange, HttpExchange
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.completions import CompletionRequest
 from penstock.frontend.openai.models import json_response, page_of

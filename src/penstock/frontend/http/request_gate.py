@@ -162,6 +162,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         try:
             await handler(caller)
         finally:
+            caller.filters.clear()  # an error that follows is ours, in its API's shape already
             gate.leave()
     except Unauthorized as error:
         gate.metrics.unauthorized.add()

@@ -13,9 +13,7 @@ from penstock.frontend.exchange.client_answer import ClientAnswer, TokenTiming
 from penstock.frontend.exchange.exchange import RequestExchange
 from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, has_next_turn
-from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.named_exchange import NamedExchange
-from penstock.frontend.openai.collected_exchange import CollectedExchange
+from penstock.frontend.http.http_exchange import CollectedExchange, HttpExchange, NamedAnswer
 from penstock.frontend.openai.request_books import SHADOW, UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
 from penstock.frontend.prompt.model_names import ShadowOrder, as_served
@@ -50,7 +48,7 @@ async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, l
     unasked = parsed.stream and not parsed.wants_usage
     job = request.job(label or endpoint, adds_usage=unasked, strip_usage=unasked)
     if job.name is not None:
-        caller = NamedExchange(caller, request.resolved.served, job.name)
+        caller.filters.insert(0, NamedAnswer(request.resolved.served, job.name))
     await carry(caller, service, request.resolved, job, request.prompt, timing)
 
 
@@ -173,7 +171,8 @@ async def carry(
     audited = None
     if service.audit is not None and service.audit.wants(tenant, resolved.model):
         service.audit.check()
-        caller = audited = service.audit.cover(caller)
+        audited = service.audit.filter_of(caller)
+        caller.filters.insert(0, audited)
     admission = None
     if tenant is not None:
         admission = _admit(service, caller.name, tenant, resolved, job, hints, prompt)
@@ -196,9 +195,10 @@ async def carry(
         tenant=tenant,
     )
     caller.id = arrived.id
-    copied: NamedExchange | None = None
+    copied: NamedAnswer | None = None
     if job.shadow is not None:
-        caller = copied = NamedExchange(caller, resolved.served, None, copies=True)
+        copied = NamedAnswer(resolved.served, None, copies=True)
+        caller.filters.insert(0, copied)
     timing.routed = time.monotonic()
     service.bookkeeping.add((enter_arrival, (service, arrived, job, timing)))
     ticket = service.tickets.arrive(arrived)
@@ -221,7 +221,7 @@ async def carry(
             service.bookkeeping.enter()
 
 
-def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: NamedExchange | None) -> None:
+def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: NamedAnswer | None) -> None:
     """Begin what follows a whole answer: the next turn's beginning, and copies at other models."""
     job, resolved = answer.job, answer.resolved
     if answer.spoken is not None and answer.speaker is not None:

@@ -11,7 +11,6 @@ from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.named_exchange import NamedExchange
 from penstock.frontend.http.request_context import gate_of
 from penstock.frontend.http.request_gate import printable
 from penstock.frontend.openai.completions import carry
@@ -76,7 +75,6 @@ async def read_proxied(
         if resolved.name is not None:
             resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
             raw = with_model(raw, content_type, resolved.served)
-            caller = NamedExchange(caller, resolved.served, name)
         if jobs is not None and file is not None:
             hints = hints.placed(jobs.engine(file).id)
     except PenstockError as error:
