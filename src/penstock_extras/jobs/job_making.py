@@ -91,8 +91,7 @@ class _JobAnswer(AnswerFilter):
         status, body, headers = answer
         if status >= 400:
             return answer
-        body = await self._noted(body, headers)
-        return WholeAnswer(status, body, {**headers, "content-type": "application/json"})
+        return WholeAnswer(status, await self._noted(body, headers), {**headers, "content-type": "application/json"})
 
     async def _noted(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         try:
