@@ -26,11 +26,11 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.frontend.admin.metrics_route import csv_row
 from penstock.frontend.answer_filters import RequestAudit
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.dialects.response_reach import hand_over
 from penstock.frontend.http_server import HttpServer
 from penstock.frontend.live_settings import tune
-from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.prompt.model_catalog import load_tokenizers
 from penstock.frontend.record_writer import BackgroundWriter, keep_writing
 from penstock.frontend.service import Service
@@ -140,7 +140,7 @@ async def _serve(
     budgets = open_lasting_store(settings, node.store)
     service = Service(
         settings=settings,
-        cluster=NodeCluster(node),
+        cluster=ClusterView(node),
         tickets=node.tickets,
         engines=Http1Client(connect_timeout=settings.frontend.upstream.connect_timeout, access=node.accesses.at),
         access=node.accesses.at,

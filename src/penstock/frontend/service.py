@@ -22,7 +22,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.request_history import RequestHistory
 from penstock.frontend.admin.timeline_store import TimelineStore
 from penstock.frontend.answer_filters import EngineFiles, KeyVerifier, RequestAudit, RequestCopies
-from penstock.frontend.cluster_view import ClusterView, TicketDesk
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
@@ -47,6 +47,7 @@ from penstock.kernel.machine import Effect, Nanos, seconds
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Closed, Dispatch, Release
+from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.planning.frontend_counts import FrontendCounts
 
 PROMPTS_WAITING_MAX = 1024
@@ -59,7 +60,7 @@ class Service:
 
     settings: ClusterSettings
     cluster: ClusterView
-    tickets: TicketDesk
+    tickets: Tickets
     engines: EngineCalls
     tokenizers: dict[str, PromptTokenizer | None]
     """Tokenizer of every configured model; None where its text is hashed."""

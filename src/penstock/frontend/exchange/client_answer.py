@@ -9,7 +9,6 @@ import msgspec
 
 from penstock.adapters.telemetry.prometheus_text import Observations
 from penstock.adapters.telemetry.request_span import RequestSpan
-from penstock.frontend.cluster_view import RequestTicket
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.migration import Transcript
 from penstock.frontend.exchange.prefix_warming import SpokenMessage
@@ -23,6 +22,7 @@ from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.request_record import ItlSummary, summarise_gaps
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Dispatch
+from penstock.runtime.node.tickets import Ticket
 
 CHUNKS_MAX = 65_536
 """Most chunks of a stream whose times are kept for its summary."""
@@ -196,7 +196,7 @@ class ClientAnswer:
     resolved: ResolvedModel
     job: UpstreamRequest
     prompt: Prompt
-    ticket: RequestTicket
+    ticket: Ticket
     span: RequestSpan
     timing: TokenTiming = field(default_factory=TokenTiming)
     spoken: SpokenMessage | None = None

@@ -36,7 +36,7 @@ from penstock.adapters.engines.http.engine_call import (
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.frontend_settings import UpstreamSettings
-from penstock.frontend.cluster_view import ClusterView, RequestTicket
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.open_attempts import STOPPED, OpenAttempts, WorkerAbsence, adapter_ready
 from penstock.frontend.exchange.sse import cached_tokens, usage_of
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
@@ -44,6 +44,7 @@ from penstock.frontend.prompt.request_body import media_of
 from penstock.kernel.errors import EngineError, InvariantError
 from penstock.kernel.values import JsonObject, RequestId, WorkerCard
 from penstock.router.events import Abort, Dispatch, Handoff, Release
+from penstock.runtime.node.tickets import Ticket
 
 AT_ONCE_MAX = 8
 """Media of one request that are encoded at the same time."""
@@ -64,7 +65,7 @@ class EncodeStage:
         engines: EngineCalls,
         cluster: ClusterView,
         attempts: OpenAttempts,
-        ticket: RequestTicket,
+        ticket: Ticket,
         dispatch: Dispatch,
         job: UpstreamRequest,
         adapter: str | None,
@@ -228,7 +229,7 @@ class PrefillStages:
 
     def start(
         self,
-        ticket: RequestTicket,
+        ticket: Ticket,
         dispatch: Dispatch,
         job: UpstreamRequest,
         adapter: str | None,
@@ -392,7 +393,7 @@ class _PrefillStage:
     def __init__(
         self,
         stages: PrefillStages,
-        ticket: RequestTicket,
+        ticket: Ticket,
         dispatch: Dispatch,
         job: UpstreamRequest,
         adapter: str | None,
