@@ -55,10 +55,6 @@ class AiohttpExchange:
         return await read_body(self._request)
 
     @property
-    def begun(self) -> bool:
-        return self.response is not None
-
-    @property
     def status(self) -> int | None:
         return None if self.response is None else self.response.status
 

@@ -99,12 +99,12 @@ class SharedResponses:
                 None if row is None else SharedResponse(msgspec.msgpack.decode(row[0], type=HeldResponse), bool(row[1]))
             )
 
-        return await self._answer(read)
+        return await self._answer_of_thread(read)
 
     async def remove(self, id: str, owner: str) -> bool:
         """Delete a response of this owner; return whether it was there."""
         delete = "DELETE FROM responses WHERE id = ? AND owner = ?"
-        return bool(await self._answer(lambda database: database.execute(delete, (id, owner)).rowcount))
+        return bool(await self._answer_of_thread(lambda database: database.execute(delete, (id, owner)).rowcount))
 
     async def close(self) -> None:
         """Finish the writes."""
@@ -112,7 +112,7 @@ class SharedResponses:
         self._thread.shutdown(wait=False)
         await get_running_loop().run_in_executor(None, closing.result)
 
-    async def _answer(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+    async def _answer_of_thread(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         future = self._do(work)
         return await get_running_loop().run_in_executor(None, future.result)
 

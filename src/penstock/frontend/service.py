@@ -41,7 +41,7 @@ from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
 from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore, SharedResponses
-from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
+from penstock.frontend.tenants.budget_ledger import BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
 from penstock.kernel.machine import Effect, Nanos, seconds
 from penstock.kernel.secret import ClusterSecret
@@ -172,15 +172,14 @@ class Service:
         """Requests by a name that is no model's own, and by the model behind it."""
         self.left_out: dict[str, str] = {}
         """Routes of extensions that are not served any more, each with the reason."""
-        self.open_attempts = OpenAttempts()
-        self.handoffs = PrefillStages(self.engines, self.cluster, self.open_attempts, lambda: self.settings)
+        attempts = OpenAttempts()
         self.exchanges = ExchangeContext(
             engines=self.engines,
             cluster=self.cluster,
             catalog=self.catalog,
             metrics=self.metrics,
-            attempts=self.open_attempts,
-            stages=self.handoffs,
+            attempts=attempts,
+            stages=PrefillStages(self.engines, self.cluster, attempts, lambda: self.settings),
             warming=PrefixWarming(self.engines, self.cluster, self._warmed),
             settings=self.settings,
             renderer=self.renderer,
@@ -196,10 +195,6 @@ class Service:
     def owner(self, caller: str) -> str:
         """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""
         return caller if self.gate.keys.needed else ""
-
-    async def watch_attempts(self) -> None:
-        """Look after the open attempts until cancelled."""
-        await self.open_attempts.watch(self.cluster, lambda: self.settings.frontend.upstream.quiet_timeout)
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
@@ -221,12 +216,12 @@ class Service:
             self.bookkeeping.add((self._dispatched, (effect,)))
         elif isinstance(effect, Closed):
             self.bookkeeping.add((self.history.closed, (effect,)))
-            self.handoffs.made.pop(effect.id, None)
+            self.exchanges.stages.made.pop(effect.id, None)
         elif isinstance(effect, Release):
-            self.handoffs.release(effect)
+            self.exchanges.stages.release(effect)
         elif isinstance(effect, Abort):
-            self.open_attempts.stop(effect)
-            self.handoffs.aborted(effect)
+            self.exchanges.attempts.stop(effect)
+            self.exchanges.stages.aborted(effect)
 
     def _dispatched(self, effect: Dispatch) -> None:
         self.metrics.dispatched(effect)
@@ -236,16 +231,6 @@ class Service:
         """Enter what came of computing the next turn's beginning: after the request's own end."""
         self.bookkeeping.add((self.metrics.prefix_warmings.add, (model, result)))
         self.bookkeeping.add((partial(self.history.add, next_turn=text), (request,)))
-
-    async def sample_timeline(self) -> None:
-        """Sample the timeline for the page, until cancelled."""
-        await self.timeline_store.run(lambda: self.settings.slo)
-
-    async def keep_budgets(self) -> None:
-        """Keep the tenants' budgets, until cancelled."""
-        while True:
-            await asyncio.sleep(SYNC_EVERY)
-            await self.budgets.sync()
 
     async def close(self) -> None:
         """Close threads, connections and spans."""
@@ -258,7 +243,7 @@ class Service:
             await self.jobs.close()
         self.prompts.close()
         await self.exchanges.warming.close()
-        await self.handoffs.close()
+        await self.exchanges.stages.close()
         await self.media.close()
         await self.engines.close()
         await asyncio.to_thread(self.tracer.close)

@@ -79,7 +79,8 @@ class Picker:
         """Wait until the chosen worker has loaded the request's LoRA adapter, or let the router choose again."""
         service = self.service
         while picked.closed is None and picked.speaker is not None:
-            failure = await adapter_ready(service.cluster, service.open_attempts, picked.id, picked.speaker, adapter)
+            attempts = service.exchanges.attempts
+            failure = await adapter_ready(service.cluster, attempts, picked.id, picked.speaker, adapter)
             if failure is None:
                 return
             await picked.retry(failure.reason, at_fault=False, status=failure.status)

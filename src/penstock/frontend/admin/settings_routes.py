@@ -52,7 +52,7 @@ async def set_values(request: web.Request) -> web.Response:
     body = await body_of(request, SetBody)
     if not body.values:
         raise rejected('values names no knob; send {"values": {"router.cost.overlap_credit": "2"}}', "values")
-    overrides = [f"{key}={_text(value)}" for key, value in body.values.items()]
+    overrides = [f"{key}={_knob_text(value)}" for key, value in body.values.items()]
     try:
         changes = changed(service.settings, overrides, service.cluster.started)
     except ConfigProblems as error:
@@ -70,7 +70,7 @@ async def set_values(request: web.Request) -> web.Response:
     return json_response(SettingsSet(done, values))
 
 
-def _text(value: KnobText) -> str:
+def _knob_text(value: KnobText) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -245,7 +245,7 @@ class ClientAnswer:
         caller = self.caller
         if now - caller.last_write < HEARTBEAT or self.torn or caller.full or self.ticket.closed is not None:
             return
-        if not caller.begun and self.job.streamed and self.job.parsed is not None:
+        if caller.status is None and self.job.streamed and self.job.parsed is not None:
             self.open(200, "text/event-stream", self.job.limits or {})
         if self._opened:
             caller.write(b": waiting\n\n")

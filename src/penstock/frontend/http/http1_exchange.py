@@ -84,10 +84,6 @@ class Http1Exchange:
     async def body(self) -> bytes:
         return await self._connection.body()
 
-    @property
-    def begun(self) -> bool:
-        return self.status is not None
-
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
         if self.filters:
             status, body, headers = await filtered(self.filters, WholeAnswer(status, body, headers))

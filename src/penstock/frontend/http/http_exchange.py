@@ -91,11 +91,6 @@ class HttpExchange(Protocol):
         ...
 
     @property
-    def begun(self) -> bool:
-        """Whether an answer was sent or opened."""
-        ...
-
-    @property
     def status(self) -> int | None:
         """The status that was sent or opened; None before."""
         ...
@@ -191,10 +186,6 @@ class ClientlessExchange:
         self.fields: JsonObject = {}
         self.filters: list[AnswerFilter] = []
         self.status: int | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self.status is not None
 
     @property
     def full(self) -> bool:

@@ -175,7 +175,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
         log.exception("request %s failed by a bug of ours", caller.id)
-        if caller.begun:
+        if caller.status is not None:
             caller.abort()  # half an answer must not look like a whole one
         else:
             await send_error(caller, gate.shaped(internal(), caller.path, caller.id))

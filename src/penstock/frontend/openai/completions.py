@@ -214,7 +214,7 @@ async def carry(
             outcome = None if ticket.closed is None else ticket.closed.outcome
             audited.record(job.body, tenant, resolved.model, job.endpoint, outcome)
         if ticket.closed is not None:
-            _over(caller, service, answer, ticket.closed, hints.preferences.service_class)
+            _note_end(caller, service, answer, ticket.closed, hints.preferences.service_class)
             if ticket.closed.outcome == "ok" and (answer.spoken is not None or copied is not None):
                 _follow_up(service, answer, ticket.closed, copied)
         if service.bookkeeping.full:
@@ -300,7 +300,7 @@ def _admit(
     return admission
 
 
-def _over(
+def _note_end(
     caller: HttpExchange, service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None
 ) -> None:
     """Have an ended request counted and recorded, and tell the log about it."""

@@ -61,17 +61,17 @@ class ToolCallStream:
     def feed(self, text: str) -> list[ParsedDelta]:
         """Take a piece of the text."""
         self._text += text
-        return self._read(final=False)
+        return self._read_calls(final=False)
 
     def finish(self) -> list[ParsedDelta]:
         """The text has ended: return the rest."""
-        out = self._read(final=True)
+        out = self._read_calls(final=True)
         if self._padding and not self.calls:
             out.append(ContentDelta(self._padding))
         self._padding = ""
         return joined(out)
 
-    def _read(self, final: bool) -> list[ParsedDelta]:
+    def _read_calls(self, final: bool) -> list[ParsedDelta]:
         out: list[ParsedDelta] = []
         while self._text:
             if self._reader is None and not self._seek(out, final):
