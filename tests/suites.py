@@ -298,7 +298,9 @@ SUITES = (
             *sources(
                 *(f"adapters/engines/dialects/{name}.py" for name in ("dialect", "kv_transfer_protocol", "sglang"))
             ),
-            *sources("adapters/engines/describe.py", "adapters/engines/kv_events", "frontend/exchange/stages"),
+            *sources(
+                "adapters/engines/describe.py", "adapters/engines/kv_events", "frontend/exchange/prefill_stages.py"
+            ),
             *sources("router/kv_index", "router/requests/handoff.py", "router/stage_graph.py"),
             *("src/penstock/runtime/kv_events", "tests/engine_venv.py", "tests/vllm/setup/checkpoint.py"),
         ),

@@ -12,7 +12,7 @@ from penstock.cli.doctor_checks import local_checks
 from penstock.cli.doctor_checks.local_checks import check_clock, check_disk, check_ports, check_status
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.config.reading.load import load
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from tests.cli.conftest import worker
 
 

@@ -16,7 +16,7 @@ from penstock.cli.doctor_checks.local_checks import metrics_reader
 from penstock.cli.shared.admin_client import AdminClient
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.pool_access_settings import PoolAccessSettings
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from tests.cli.conftest import FakeCluster, worker
 
 

@@ -11,7 +11,7 @@ from penstock.cli.doctor_checks import open_ports
 from penstock.cli.doctor_checks.finding import Finding
 from penstock.cli.doctor_checks.open_ports import check_open_ports
 from penstock.cli.shared.admin_client import AdminClient
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from tests.cli.conftest import FakeCluster, worker
 
 ENGINE = """

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.cli import drain, restart, scale
 from penstock.cli import set as setting
 from penstock.cli.shared.waiting import NotDone, wait_for
-from penstock.frontend.admin.settings_answers import LiveSettings, ProcessSettings
+from penstock.frontend.admin.admin_answers import LiveSettings, ProcessSettings
 from penstock.runtime.cluster_state.desired_state import DrainStatus, RestartStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredState, DrainBegun, PoolScaled
 

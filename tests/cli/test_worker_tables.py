@@ -7,7 +7,7 @@ from msgspec import inspect
 
 from penstock.cli.shared.output import WIDE
 from penstock.cli.shared.worker_tables import WORST_MAX, finding_lines, natural, workers_text
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.router.status_rows import StatusFinding, WorkerStatus
 from tests.contracts.versions.record_messages import sample
 

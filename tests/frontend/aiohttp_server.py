@@ -9,6 +9,7 @@ from aiohttp import web
 from penstock.frontend.app import public_app, routed_handlers
 from penstock.frontend.http import middleware
 from penstock.frontend.http.error_responses import response_of
+from penstock.frontend.http.http_exchange import AnswerFilter, WholeAnswer, filtered
 from penstock.frontend.http.middleware import Handler
 from penstock.frontend.http.request_context import CALLER, FIELDS, REQUEST_ID, read_body
 from penstock.frontend.http.request_gate import serve
@@ -27,6 +28,7 @@ class AiohttpExchange:
         self.headers: Mapping[str, str] = request.headers
         self.remote = request.remote
         self.fields: dict[str, Any] = {}
+        self.filters: list[AnswerFilter] = []
         request[FIELDS] = self.fields
         self.response: web.StreamResponse | None = None
         self._request = request
@@ -53,25 +55,26 @@ class AiohttpExchange:
         return await read_body(self._request)
 
     @property
-    def begun(self) -> bool:
-        return self.response is not None
-
-    @property
     def status(self) -> int | None:
         return None if self.response is None else self.response.status
 
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
+        status, body, headers = await filtered(self.filters, WholeAnswer(status, body, headers))
         self.response = web.Response(status=status, body=body, headers=headers)
         if close:
             self.response.force_close()
 
     def open(self, status: int, headers: Mapping[str, str]) -> None:
+        for each in self.filters:
+            headers = each.head(headers)
         self.response = web.StreamResponse(status=status, headers=headers)
         # An HTTP/1.0 client does not know chunks: the connection's end is the body's.
         if self._request.version < (1, 1):
             self.response.force_close()
 
     def write(self, data: bytes, *, last: bool = False) -> None:
+        for each in self.filters:
+            data = each.piece(data)
         self._waiting.append(data)
 
     @property

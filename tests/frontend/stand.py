@@ -16,8 +16,8 @@ from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import ClusterSettings, EngineStatsSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.http_server import HttpServer
-from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.service import Service
 from penstock.kernel.values import WorkerCard, WorkerId
@@ -254,7 +254,7 @@ async def stand(
     records, decisions, copies = Keep(), Keep(), Keep()
     service = Service(
         settings=base,
-        cluster=NodeCluster(node),
+        cluster=ClusterView(node),
         tickets=tickets,
         engines=calls or Http1Client(connect_timeout=5.0),
         tokenizers=dict.fromkeys(base.models, tokenizer),

@@ -13,7 +13,7 @@ from aiohttp import web
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
 from penstock.config.settings.tenant_settings import TenantSettings
-from penstock.frontend.live_settings import tune
+from penstock.frontend.frontend_process import tune
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.kernel.values import WorkerId
 from penstock.router.settings import RouterSettings

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.engines.http.event_stream import chunks_of
-from penstock.frontend.exchange.spoken_message import SpokenMessage
+from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from tests.frontend.parsers.answers import WEATHER
 from tests.frontend.stand import Reply, Stand, chunk, stand
 

@@ -15,14 +15,14 @@ from aiohttp import web
 from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.frontend.dialects import chat_call, messages_request, response_reach, responses_request
+from penstock.frontend.dialects.body_fields import folded
 from penstock.frontend.dialects.dialect_answer import DialectAnswer, encoded
 from penstock.frontend.dialects.messages_answer import MessagesAnswer
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer
-from penstock.frontend.dialects.system_messages import folded
-from penstock.frontend.exchange.spoken_message import SpokenMessage
+from penstock.frontend.exchange.client_answer import TokenTiming
+from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from penstock.frontend.exchange.sse import SseTap
-from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.http.error_responses import sse_error
 from penstock.frontend.openai import token_routes
 from penstock.frontend.prompt import request_body

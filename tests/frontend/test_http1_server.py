@@ -15,7 +15,7 @@ from aiohttp import web
 
 from penstock.config.settings.frontend_settings import FrontendSettings, LimitSettings, SecuritySettings
 from penstock.frontend.http import http1_listener, http1_server
-from penstock.frontend.http.http1_head import answer_head
+from penstock.frontend.http.http1_messages import answer_head
 from tests.certificate import make_certificate
 from tests.frontend.raw import Answer, connect, read_answer
 from tests.frontend.stand import Stand, answer, answer_well, eventually, stand

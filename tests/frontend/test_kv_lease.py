@@ -10,7 +10,7 @@ from aiohttp import web
 from penstock.adapters.engines.dialects.kv_transfer_protocol import LEASE_STARTED, lease_of
 from penstock.adapters.engines.launch import launch_of
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.frontend.exchange.stages import prefill_stages
+from penstock.frontend.exchange import prefill_stages
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.router.settings import HandoffSettings, RouterSettings
 from tests.frontend.stand import Stand, answer_well, stand

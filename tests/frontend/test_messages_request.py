@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.frontend.dialects.system_messages import folded
+from penstock.frontend.dialects.body_fields import folded
 from penstock.kernel.errors import ClientError
 from tests.frontend.scripted_answers import script
 from tests.frontend.stand import Stand, stand

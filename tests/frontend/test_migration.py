@@ -436,7 +436,7 @@ async def test_a_request_that_can_go_nowhere_else_waits_for_a_worker_that_is_gon
         asked = asyncio.create_task(s.chat(stream=True))
         await arrived.wait()
         s.live.post("router", WorkerLeft(worker=WorkerId("e0"), epoch=1, reason="its health check failed"))
-        (attempt,) = s.service.open_attempts.open.values()
+        (attempt,) = s.service.exchanges.attempts.open.values()
         await eventually(lambda: not begun or attempt.tap.started)  # type: ignore[attr-defined]
         for later in (1.0, 50.0):  # beyond the limit on those that are gone, within that on silence
             await attempt.look(time.monotonic() + later)
@@ -447,7 +447,7 @@ async def test_a_request_that_can_go_nowhere_else_waits_for_a_worker_that_is_gon
 
 async def test_a_worker_that_answers_no_health_check_is_avoided_unless_bytes_come_from_it_or_it_is_the_last() -> None:
     async with stand(2) as s:
-        attempts, now = s.service.open_attempts, time.monotonic()
+        attempts, now = s.service.exchanges.attempts, time.monotonic()
         worker = s.router.roster.workers[WorkerId("e0")]
         s.silent.add(WorkerId("e0"))
         attempts.heard[WorkerId("e0")] = now
@@ -476,7 +476,7 @@ async def test_streams_move_from_an_engine_that_stops_in_the_middle_and_a_findin
     async with stand(2, card={"engine": "sglang"}) as s:
         _in_turn(s, stops, goes_on)
         answer = await s.chat(stream=True)
-        attempts, cluster = s.service.open_attempts, s.service.cluster
+        attempts, cluster = s.service.exchanges.attempts, s.service.cluster
         (attempt,) = attempts.open.values()
         now = time.monotonic()
         for later in (1.0, 4.0, 9.0, 11.0):
@@ -520,10 +520,10 @@ async def test_a_request_that_waits_at_a_silent_engine_is_got_elsewhere(streamed
         _in_turn(s, hangs, answer_well)
         asked = asyncio.create_task(s.chat(stream=streamed))
         await begun.wait()
-        (attempt,) = s.service.open_attempts.open.values()
+        (attempt,) = s.service.exchanges.attempts.open.values()
         now = time.monotonic()
         s.silent.add(attempt.dispatch.target.worker)  # type: ignore[attr-defined]
-        s.service.open_attempts.judge(s.service.cluster, now + 20.0, 5.0)
+        s.service.exchanges.attempts.judge(s.service.cluster, now + 20.0, 5.0)
         await attempt.look(now + 20.0)
         assert (await asked).status == 200
         assert "its engine is silent" in s.records[0].legs[0].failure

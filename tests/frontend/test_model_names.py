@@ -12,7 +12,8 @@ from aiohttp import web
 
 from penstock.adapters.sources.prometheus_queries import queries
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
-from penstock.frontend.live_settings import tune
+from penstock.config.settings.tenant_settings import TenantSettings
+from penstock.frontend.frontend_process import tune
 from penstock.frontend.prompt.model_names import ModelNames
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
 from penstock.kernel.values import Slo
@@ -102,6 +103,16 @@ async def test_a_session_sticks_and_its_answers_say_the_name_it_asked_for():
         assert "x-penstock-model" not in direct.headers and (await direct.json())["model"] == "old"
         status = await (await s.http.get("/admin/status")).json()
         assert sum(status["names"][0]["requests"].values()) == 24
+
+
+async def test_a_refusal_after_its_name_was_found_passes_no_filter():
+    settings = msgspec.structs.replace(
+        cluster(NameSettings(models={"old": 1.0})), tenants={"acme": TenantSettings(keys=("k",), models=("new",))}
+    )
+    async with stand(2, settings=settings) as s:
+        joined(s)
+        refused = await ask(s, "chat", headers={"authorization": "Bearer k"})
+        assert refused.status == 403 and "x-penstock-model" not in refused.headers
 
 
 async def test_weights_change_while_it_runs():

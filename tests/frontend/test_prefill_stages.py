@@ -9,7 +9,7 @@ import pytest
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.exchange.open_attempts import OpenAttempts
-from penstock.frontend.exchange.stages.prefill_stages import PrefillResult, PrefillStages
+from penstock.frontend.exchange.prefill_stages import PrefillResult, PrefillStages
 from penstock.kernel.values import RequestId, WorkerCard, WorkerId
 from penstock.router.events import Handoff
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.frontend.exchange import prefix_warming
-from penstock.frontend.exchange.spoken_message import SpokenMessage
+from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from penstock.router.settings import HandoffSettings, RouterSettings
 from tests.frontend.stand import Stand, answer_well, chunk, eventually, stand
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.frontend.response_store import ResponseStore, StoredResponse
-from penstock.frontend.shared_responses import HeldResponse, SharedResponses
+from penstock.frontend.response_store import HeldResponse, ResponseStore, SharedResponses, StoredResponse
 from penstock.runtime.records import response_folder
 from penstock.runtime.records.response_folder import RESPONSE_TTL, drop_responses, take_over_responses
 

@@ -14,8 +14,7 @@ from penstock.config.settings.client_fields import OWN_WORDS, PLAIN_NAMES, STEER
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock.config.settings.tenant_settings import TenantSettings
-from penstock.frontend.prompt.request_body import parse
-from penstock.frontend.prompt.steering_fields import withheld_from
+from penstock.frontend.prompt.request_body import parse, withheld_from
 from tests.frontend.stand import Stand, chunk, stand
 
 MARK = "steered-by-the-client"

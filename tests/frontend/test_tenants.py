@@ -15,7 +15,7 @@ from penstock.config.settings.frontend_settings import FrontendSettings, Securit
 from penstock.config.settings.tenant_settings import TenantSettings, hashed
 from penstock.frontend.http.api_keys import ApiKeys, tenant_keys
 from penstock.frontend.tenants.budget_ledger import BudgetLedger, period_left, period_of
-from penstock.frontend.tenants.token_bucket import TokenBucket
+from penstock.frontend.tenants.tenant_desk import TokenBucket
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import Slo, SloClass
 from penstock.router.settings import QueueSettings, RouterSettings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 
 
 class Gaps:

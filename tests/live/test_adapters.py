@@ -15,7 +15,7 @@ import pytest
 
 from penstock.adapters.engine_ports import free_port
 from penstock.cli.status import adapter_line
-from penstock.frontend.admin.cluster_status import WantedAdapter
+from penstock.frontend.admin.admin_answers import WantedAdapter
 from tests.live.cluster import Served, post, request, served, until
 
 HELD = 3

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
-from penstock.frontend.http.peer_guard import NONCES_MAX, SPAN, PeerGuard
+from penstock.frontend.http.api_keys import NONCES_MAX, SPAN, PeerGuard
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.cluster_state.peer_signature import HEADER, signature
 from tests.frontend.stand import Stand, stand
@@ -93,7 +93,7 @@ def test_what_was_used_is_forgotten_only_when_it_is_too_old_to_be_used_again():
 
 
 def test_a_flood_can_not_make_it_forget(monkeypatch):
-    monkeypatch.setattr("penstock.frontend.http.peer_guard.NONCES_MAX", 3)
+    monkeypatch.setattr("penstock.frontend.http.api_keys.NONCES_MAX", 3)
     guard = PeerGuard(OURS, Clock())
     said = [header(nonce=f"{NONCE}{number}") for number in range(4)]
     assert [guard.admits(each, *ASKED) for each in said] == [True, True, True, False]

@@ -74,7 +74,7 @@ async def besiege(attack: Callable[[Stand, bytes], Awaitable[None]], data: Mappi
 
 async def idle(s: Stand) -> None:
     await eventually(
-        lambda: s.service.gate.inflight == 0 and len(s.service.open_attempts) == 0 and s.server._open == 0, 20
+        lambda: s.service.gate.inflight == 0 and len(s.service.exchanges.attempts) == 0 and s.server._open == 0, 20
     )
 
 

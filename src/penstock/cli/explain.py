@@ -22,7 +22,7 @@ from penstock.cli.shared.output import (
     wide_option,
     wrapped,
 )
-from penstock.frontend.admin.request_lists import RequestList
+from penstock.frontend.admin.admin_answers import RequestList
 from penstock.kernel.plurals import counted
 from penstock.kernel.request_record import Explanation, RequestEnd
 from penstock.router.events import Decision

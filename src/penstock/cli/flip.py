@@ -7,7 +7,7 @@ from penstock.cli.shared.cluster_names import workers
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, show
 from penstock.cli.shared.waiting import wait_for, wait_options
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.plurals import counted
 from penstock.runtime.cluster_state.fleet_api import Flipped
 

@@ -7,7 +7,7 @@ import click
 from penstock.cli.shared.admin_client import DEFAULT_URL, AdminClient, admin_key_option
 from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b

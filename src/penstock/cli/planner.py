@@ -10,7 +10,7 @@ from penstock.cli.shared.admin_client import AdminClient, admin_key_option
 from penstock.cli.shared.cluster_tls import cluster_tls, tls_options
 from penstock.cli.shared.option_values import out_option
 from penstock.cli.shared.settings_flags import SettingsCommand, settings_options
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
 EPILOG = """\b

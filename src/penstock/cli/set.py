@@ -9,7 +9,7 @@ from penstock.cli.shared.admin_client import AdminClient
 from penstock.cli.shared.cluster_options import cluster_options
 from penstock.cli.shared.output import json_option, show, table
 from penstock.cli.shared.waiting import wait_for, wait_options
-from penstock.frontend.admin.settings_answers import KnobValue, LiveSettings, SettingsSet
+from penstock.frontend.admin.admin_answers import KnobValue, LiveSettings, SettingsSet
 from penstock.kernel.plurals import counted
 from penstock.runtime.records.change_log import value_text
 

@@ -25,9 +25,8 @@ from penstock.cli.shared.output import (
     wrapped,
 )
 from penstock.cli.shared.worker_tables import finding_lines, workers_text
-from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, WantedAdapter
+from penstock.frontend.admin.admin_answers import ClusterStatus, LastMinute, ShadowStatus, WantedAdapter
 from penstock.frontend.program_ledger import ProgramStatus
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.time_windows import QUANTILES
 from penstock.router.status_rows import OUTCOMES, ModelStatus

@@ -1,14 +1,15 @@
 """Answer filters: what a companion puts between a request and its client, and what it does once it is over."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.config.settings.tenant_settings import AuditSettings
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.admin.admin_answers import ShadowStatus
+from penstock.frontend.http.http_exchange import AnswerFilter, HttpExchange
 from penstock.frontend.prompt.model_names import ShadowOrder
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.values import WorkerCard
 
 
@@ -22,12 +23,12 @@ class TimedAnswer:
     seconds: float | None
 
 
-class AuditedRequest(HttpExchange, Protocol):
+class AuditedAnswer(AnswerFilter, ABC):
     """One request that is written down."""
 
+    @abstractmethod
     def record(self, prompt: bytes, tenant: str | None, model: str, endpoint: str, outcome: str | None) -> None:
         """Put the request into the log: it is over."""
-        ...
 
 
 class RequestAudit(Protocol):
@@ -40,7 +41,7 @@ class RequestAudit(Protocol):
 
     def wants(self, tenant: str | None, model: str) -> bool: ...
     def check(self) -> None: ...
-    def cover(self, caller: HttpExchange) -> AuditedRequest: ...
+    def filter_of(self, caller: HttpExchange) -> AuditedAnswer: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 

@@ -26,11 +26,10 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.frontend.admin.metrics_route import csv_row
 from penstock.frontend.answer_filters import RequestAudit
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.dialects.response_reach import hand_over
 from penstock.frontend.http_server import HttpServer
-from penstock.frontend.live_settings import tune
-from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.prompt.model_catalog import load_tokenizers
 from penstock.frontend.record_writer import BackgroundWriter, keep_writing
 from penstock.frontend.service import Service
@@ -140,7 +139,7 @@ async def _serve(
     budgets = open_lasting_store(settings, node.store)
     service = Service(
         settings=settings,
-        cluster=NodeCluster(node),
+        cluster=ClusterView(node),
         tickets=node.tickets,
         engines=Http1Client(connect_timeout=settings.frontend.upstream.connect_timeout, access=node.accesses.at),
         access=node.accesses.at,
@@ -228,6 +227,16 @@ async def _serve(
             await asyncio.to_thread(writer.flush)
         if audit is not None:
             await asyncio.to_thread(audit.close)
+
+
+def tune(service: Service, settings: ClusterSettings) -> None:
+    """Use other settings from now on; running requests keep the decisions made for them."""
+    before, service.settings = service.settings, settings
+    service.exchanges.settings = settings
+    service.gate.use(settings.frontend)
+    service.catalog.use(settings)
+    if settings.logs.level != before.logs.level:
+        logs.set_level(settings.logs.level)
 
 
 def open_audit(settings: ClusterSettings, process: str) -> RequestAudit | None:

@@ -88,9 +88,14 @@ class HttpServer:
             admin = self._given_admin or bound_sockets("127.0.0.1", frontend.admin_port)
             self.admin_url = await self._listen(admin_app(self.service), admin)
         self.service.urls = {"endpoint": self.url, "admin": self.admin_url}
-        self._tasks.append(asyncio.create_task(self.service.watch_attempts(), name="watch"))
-        self._tasks.append(asyncio.create_task(self.service.sample_timeline(), name="seen"))
-        self._tasks.append(asyncio.create_task(self.service.keep_budgets(), name="budgets"))
+        service = self.service
+        watching = service.exchanges.attempts.watch(
+            service.cluster, lambda: service.settings.frontend.upstream.quiet_timeout
+        )
+        self._tasks.append(asyncio.create_task(watching, name="watch"))
+        sampling = service.timeline_store.run(lambda: service.settings.slo)
+        self._tasks.append(asyncio.create_task(sampling, name="timeline"))
+        self._tasks.append(asyncio.create_task(service.budgets.run(), name="budgets"))
         self._beside = [
             asyncio.create_task(part.run(), name="extension") for part in self._parts if part.run is not None
         ]

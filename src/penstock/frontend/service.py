@@ -22,34 +22,32 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.admin.request_history import RequestHistory
 from penstock.frontend.admin.timeline_store import TimelineStore
 from penstock.frontend.answer_filters import EngineFiles, KeyVerifier, RequestAudit, RequestCopies
-from penstock.frontend.cluster_view import ClusterView, TicketDesk
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.counter_ledger import CounterLedger
 from penstock.frontend.exchange.exchange_context import ExchangeContext
 from penstock.frontend.exchange.open_attempts import OpenAttempts
+from penstock.frontend.exchange.prefill_stages import PrefillStages
 from penstock.frontend.exchange.prefix_warming import PrefixWarming
-from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
-from penstock.frontend.http.api_keys import is_loopback
+from penstock.frontend.http.api_keys import PeerGuard, is_loopback
 from penstock.frontend.http.bookkeeping import Bookkeeping
-from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.frontend.http.request_gate import RequestGate
 from penstock.frontend.media.media_fetcher import MediaFetcher
 from penstock.frontend.program_ledger import ProgramLedger
 from penstock.frontend.prompt.model_catalog import ModelCatalog, ResolvedModel
-from penstock.frontend.prompt.model_names import ModelNames
-from penstock.frontend.prompt.model_preset import load_presets
+from penstock.frontend.prompt.model_names import ModelNames, load_presets
 from penstock.frontend.prompt.prompt_hashing import PromptHasher
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import JOB_PATHS, PATHS, TRANSLATED
 from penstock.frontend.record_writer import DiscardingSink, RecordSink
-from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore
-from penstock.frontend.shared_responses import SharedResponses
-from penstock.frontend.tenants.budget_ledger import SYNC_EVERY, BudgetLedger
+from penstock.frontend.response_store import RESPONSE_BYTES_MAX, ResponseStore, SharedResponses
+from penstock.frontend.tenants.budget_ledger import BudgetLedger
 from penstock.frontend.tenants.tenant_desk import TenantDesk, token_name
 from penstock.kernel.machine import Effect, Nanos, seconds
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Closed, Dispatch, Release
+from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.planning.frontend_counts import FrontendCounts
 
 PROMPTS_WAITING_MAX = 1024
@@ -62,7 +60,7 @@ class Service:
 
     settings: ClusterSettings
     cluster: ClusterView
-    tickets: TicketDesk
+    tickets: Tickets
     engines: EngineCalls
     tokenizers: dict[str, PromptTokenizer | None]
     """Tokenizer of every configured model; None where its text is hashed."""
@@ -174,15 +172,14 @@ class Service:
         """Requests by a name that is no model's own, and by the model behind it."""
         self.left_out: dict[str, str] = {}
         """Routes of extensions that are not served any more, each with the reason."""
-        self.open_attempts = OpenAttempts()
-        self.handoffs = PrefillStages(self.engines, self.cluster, self.open_attempts, lambda: self.settings)
+        attempts = OpenAttempts()
         self.exchanges = ExchangeContext(
             engines=self.engines,
             cluster=self.cluster,
             catalog=self.catalog,
             metrics=self.metrics,
-            attempts=self.open_attempts,
-            stages=self.handoffs,
+            attempts=attempts,
+            stages=PrefillStages(self.engines, self.cluster, attempts, lambda: self.settings),
             warming=PrefixWarming(self.engines, self.cluster, self._warmed),
             settings=self.settings,
             renderer=self.renderer,
@@ -198,10 +195,6 @@ class Service:
     def owner(self, caller: str) -> str:
         """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""
         return caller if self.gate.keys.needed else ""
-
-    async def watch_attempts(self) -> None:
-        """Look after the open attempts until cancelled."""
-        await self.open_attempts.watch(self.cluster, lambda: self.settings.frontend.upstream.quiet_timeout)
 
     def notes(self) -> list[str]:
         """Return notes for the health route of a healthy frontend."""
@@ -223,12 +216,12 @@ class Service:
             self.bookkeeping.add((self._dispatched, (effect,)))
         elif isinstance(effect, Closed):
             self.bookkeeping.add((self.history.closed, (effect,)))
-            self.handoffs.made.pop(effect.id, None)
+            self.exchanges.stages.made.pop(effect.id, None)
         elif isinstance(effect, Release):
-            self.handoffs.release(effect)
+            self.exchanges.stages.release(effect)
         elif isinstance(effect, Abort):
-            self.open_attempts.stop(effect)
-            self.handoffs.aborted(effect)
+            self.exchanges.attempts.stop(effect)
+            self.exchanges.stages.aborted(effect)
 
     def _dispatched(self, effect: Dispatch) -> None:
         self.metrics.dispatched(effect)
@@ -238,16 +231,6 @@ class Service:
         """Enter what came of computing the next turn's beginning: after the request's own end."""
         self.bookkeeping.add((self.metrics.prefix_warmings.add, (model, result)))
         self.bookkeeping.add((partial(self.history.add, next_turn=text), (request,)))
-
-    async def sample_timeline(self) -> None:
-        """Sample the timeline for the page, until cancelled."""
-        await self.timeline_store.run(lambda: self.settings.slo)
-
-    async def keep_budgets(self) -> None:
-        """Keep the tenants' budgets, until cancelled."""
-        while True:
-            await asyncio.sleep(SYNC_EVERY)
-            await self.budgets.sync()
 
     async def close(self) -> None:
         """Close threads, connections and spans."""
@@ -260,7 +243,7 @@ class Service:
             await self.jobs.close()
         self.prompts.close()
         await self.exchanges.warming.close()
-        await self.handoffs.close()
+        await self.exchanges.stages.close()
         await self.media.close()
         await self.engines.close()
         await asyncio.to_thread(self.tracer.close)

@@ -17,9 +17,9 @@ from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.reading.load import load
 from penstock.frontend.app import parts_of, routed_handlers
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.extension_routes import FrontendRoute
 from penstock.frontend.http_server import HttpServer
-from penstock.frontend.node_cluster import NodeCluster
 from penstock.frontend.service import Service
 from penstock.router.events import WorkerJoined
 from penstock.runtime.node.router_node import open_node
@@ -39,7 +39,7 @@ async def frontend_serving(folder: Path) -> AsyncIterator[tuple[Service, aiohttp
     node = await open_node(settings, folder, 0)
     service = Service(
         settings=settings,
-        cluster=NodeCluster(node),
+        cluster=ClusterView(node),
         tickets=node.tickets,
         engines=Http1Client(connect_timeout=1.0),
         tokenizers={"m": None},

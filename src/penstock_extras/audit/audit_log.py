@@ -12,7 +12,7 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.kernel.errors import OverloadedError
 from penstock_extras.audit.audit_entry import AuditEntry
 from penstock_extras.audit.audit_frames import SUFFIX, AuditFile, read_key
-from penstock_extras.audit.audited_exchange import AuditedExchange
+from penstock_extras.audit.audited_answer import RecordedAnswer
 
 log = logging.getLogger("penstock.frontend")
 
@@ -66,9 +66,9 @@ class AuditLog:
             text = f"the audit log can't be written: {self.failure or 'its buffer is full'}"
             raise OverloadedError(text, retry_after=RETRY_AFTER, code="audit_unavailable")
 
-    def cover(self, caller: HttpExchange) -> AuditedExchange:
-        """Return a request that is written down when it is over."""
-        return AuditedExchange(caller, self.add)
+    def filter_of(self, caller: HttpExchange) -> RecordedAnswer:
+        """Return what remembers a request's answer, to be written down when it is over."""
+        return RecordedAnswer(caller, self.add)
 
     def add(self, entry: AuditEntry) -> None:
         """Take an entry; where the buffer is full it is lost and counted."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.frontend.openapi.openapi import RouteDescription, get_operation, path_parameters, schema_of
+from penstock.frontend.openapi.openapi import FOR_CLIENTS, FORM, RouteDescription, json_of, operation, path_parameters
 from penstock.kernel.values import JsonObject
 from penstock_extras.batches.batch_answers import Batch, BatchList, FileDeleted, FileList, StoredFile
 from penstock_extras.batches.batch_routes import NewBatch
@@ -16,42 +16,42 @@ def description() -> RouteDescription:
 
 
 def _files() -> JsonObject:
-    form: JsonObject = {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}
-    get = _file_route("fileContent", "The bytes of a file.", "StoredFile", "job")
-    get["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    upload = _file_route("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417), body=FORM)
+    content = _file_route("fileContent", "The bytes of a file.", "StoredFile", "{job}")
+    content["responses"]["200"]["content"] = {"application/octet-stream": {}}
     return {
-        "/v1/files": {
-            "get": _file_route("listFiles", "All files, the newest first.", "FileList"),
-            "post": {
-                **_file_route("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417)),
-                "requestBody": form,
-            },
-        },
+        "/v1/files": {"get": _file_route("listFiles", "All files, the newest first.", "FileList"), "post": upload},
         "/v1/files/{job}": {
-            "get": _file_route("getFile", "One file.", "StoredFile", "job"),
-            "delete": _file_route("deleteFile", "Delete a file.", "FileDeleted", "job", more=(409,)),
+            "get": _file_route("getFile", "One file.", "StoredFile", "{job}"),
+            "delete": _file_route("deleteFile", "Delete a file.", "FileDeleted", "{job}", more=(409,)),
         },
-        "/v1/files/{job}/content": {"get": get},
+        "/v1/files/{job}/content": {"get": content},
     }
 
 
 def _batches() -> JsonObject:
-    body = {"required": True, "content": {"application/json": {"schema": schema_of("NewBatch")}}}
+    create = _file_route("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429), body=json_of("NewBatch"))
+    cancel = _file_route("cancelBatch", "End a batch before its time.", "Batch", "{batch}", more=(409,))
     return {
         "/v1/batches": {
             "get": _file_route("listBatches", "All batches, the newest first.", "BatchList"),
-            "post": {
-                **_file_route("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429)),
-                "requestBody": body,
-            },
+            "post": create,
         },
-        "/v1/batches/{batch}": {"get": _file_route("getBatch", "One batch.", "Batch", "batch")},
-        "/v1/batches/{batch}/cancel": {
-            "post": _file_route("cancelBatch", "End a batch before its time.", "Batch", "batch", more=(409,))
-        },
+        "/v1/batches/{batch}": {"get": _file_route("getBatch", "One batch.", "Batch", "{batch}")},
+        "/v1/batches/{batch}/cancel": {"post": cancel},
     }
 
 
-def _file_route(name: str, summary: str, schema: str, path: str = "", more: Sequence[int] = ()) -> JsonObject:
-    operation = get_operation(name, summary, "batches", schema, (*ERRORS, *more), [{}, {"key": []}])
-    return {**operation, "parameters": path_parameters(f"{{{path}}}")} if path else operation
+def _file_route(
+    name: str, summary: str, schema: str, path: str = "", more: Sequence[int] = (), body: JsonObject | None = None
+) -> JsonObject:
+    return operation(
+        name,
+        summary,
+        "batches",
+        json_of(schema),
+        security=FOR_CLIENTS,
+        parameters=path_parameters(path),
+        body=body,
+        problems=(*ERRORS, *more),
+    )

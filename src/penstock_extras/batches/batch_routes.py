@@ -11,7 +11,7 @@ from aiohttp import web
 
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body
-from penstock.frontend.openai.list_page import page_of
+from penstock.frontend.openai.models import page_of
 from penstock_extras.batches.batch_answers import ENDED, Batch, BatchList
 from penstock_extras.batches.batch_desk import answered, desk_of, owner_of, shown
 

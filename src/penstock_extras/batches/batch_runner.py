@@ -18,8 +18,8 @@ import msgspec
 from penstock.adapters.seams import StoreUnavailable
 from penstock.adapters.task_cancel import cancel_all
 from penstock.frontend.http.error_responses import problem_of
+from penstock.frontend.http.http_exchange import CollectedExchange
 from penstock.frontend.http.request_gate import Handler, internal
-from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.service import Service
 from penstock.kernel.errors import PenstockError
 from penstock_extras.batches.batch_answers import (

@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import BODY_TIMEOUT
-from penstock.frontend.openai.list_page import page_of
+from penstock.frontend.openai.models import page_of
 from penstock_extras.batches.batch_answers import ENDED, FileDeleted, FileList, StoredFile
 from penstock_extras.batches.batch_desk import UploadedForm, answered, desk_of, owner_of, shown
 from penstock_extras.batches.batch_folder import BatchFolder

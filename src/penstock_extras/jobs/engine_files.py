@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from penstock.frontend.http.error_responses import rejected
+from penstock.frontend.http.http_exchange import CollectedExchange
 from penstock.frontend.http.request_context import CALLER
-from penstock.frontend.openai.collected_exchange import CollectedExchange
 from penstock.frontend.prompt.request_body import FILES
 from penstock.frontend.service import service_of
 from penstock_extras.batches import file_routes

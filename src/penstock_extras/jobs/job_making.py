@@ -6,9 +6,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.http.exchange_cover import ExchangeCover
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.exchange.client_answer import TokenTiming
+from penstock.frontend.http.http_exchange import AnswerFilter, HttpExchange, WholeAnswer
 from penstock.frontend.openai.completions import carry
 from penstock.frontend.openai.passthrough import ProxiedRequest, read_proxied
 from penstock.frontend.prompt.request_body import IMAGES, IMAGES_MADE, VIDEO_REMIX, VIDEOS
@@ -26,7 +25,7 @@ async def begin(kind: JobKind, service: Service, caller: HttpExchange) -> None:
     timing = TokenTiming()
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label=kind.route.rpartition("/")[2])
-    await _carried(service, _JobExchange(caller, service, request.resolved.model, kind), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, request.resolved.model, kind), request, timing)
 
 
 async def remix(service: Service, caller: HttpExchange) -> None:
@@ -37,7 +36,7 @@ async def remix(service: Service, caller: HttpExchange) -> None:
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="videos", model=source.model)
     request = request.at(jobs_of(service).engine(source).id, source.path("/remix"))
-    await _carried(service, _JobExchange(caller, service, source.model, VIDEO, source.id), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, source.model, VIDEO, source.id), request, timing)
 
 
 async def make_images(service: Service, caller: HttpExchange) -> None:
@@ -46,7 +45,7 @@ async def make_images(service: Service, caller: HttpExchange) -> None:
     await jobs_of(service).make_room()
     label = caller.path.removeprefix("/v1/").replace("/", "_")
     request = await read_proxied(service, caller, label=label)
-    await _carried(service, _ImagesExchange(caller, service, request.resolved.model, IMAGE), request, timing)
+    await _carried(service, caller, _ImagesAnswer(caller, service, request.resolved.model, IMAGE), request, timing)
 
 
 async def upload(service: Service, caller: HttpExchange) -> None:
@@ -54,7 +53,7 @@ async def upload(service: Service, caller: HttpExchange) -> None:
     timing = TokenTiming()
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="files")
-    await _carried(service, _JobExchange(caller, service, request.resolved.model, FILE), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, request.resolved.model, FILE), request, timing)
 
 
 Maker = Callable[[Service, HttpExchange], Awaitable[None]]
@@ -67,12 +66,15 @@ MAKERS: dict[str, Maker] = {
 """Route -> what carries its POST."""
 
 
-async def _carried(service: Service, caller: "_JobExchange", request: ProxiedRequest, timing: TokenTiming) -> None:
+async def _carried(
+    service: Service, caller: HttpExchange, answer: "_JobAnswer", request: ProxiedRequest, timing: TokenTiming
+) -> None:
+    caller.filters.insert(0, answer)
     await carry(caller, service, request.resolved, request.job, request.prompt, timing)
 
 
-class _JobExchange(ExchangeCover):
-    """A request that begins a job; what its client gets has our id of it.
+class _JobAnswer(AnswerFilter):
+    """The answer to a request that begins a job: what its client gets has our id of it.
 
     Args:
         source: our id of the job that it changes.
@@ -81,15 +83,15 @@ class _JobExchange(ExchangeCover):
     def __init__(
         self, caller: HttpExchange, service: Service, model: str, kind: JobKind, source: str | None = None
     ) -> None:
-        super().__init__(caller)
+        self._caller = caller
         self._service = service
         self._model, self._kind, self._source = model, kind, source
 
-    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
-        if status < 400:
-            body = await self._noted(body, headers)
-            headers = {**headers, "content-type": "application/json"}
-        await self._caller.send(status, body, headers, close=close)
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        status, body, headers = answer
+        if status >= 400:
+            return answer
+        return WholeAnswer(status, await self._noted(body, headers), {**headers, "content-type": "application/json"})
 
     async def _noted(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         try:
@@ -104,7 +106,7 @@ class _JobExchange(ExchangeCover):
         card = self._worker(headers.get("x-penstock-worker", ""))
         service = self._service
         return await jobs_of(service).add(
-            card, engine_id, self._model, service.owner(self.name), self._source, self._kind
+            card, engine_id, self._model, service.owner(self._caller.name), self._source, self._kind
         )
 
     def _worker(self, target: str) -> WorkerCard:
@@ -115,13 +117,15 @@ class _JobExchange(ExchangeCover):
         raise EngineError(f"the engine {target} left as it began the job; send the request again")
 
 
-class _ImagesExchange(_JobExchange):
-    """A request that makes images at once; the URLs of those that lie at the engine have our ids."""
+class _ImagesAnswer(_JobAnswer):
+    """The answer to a request that makes images at once: URLs of those that lie at the engine have our ids."""
 
-    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
-        if status < 400:
-            for url, engine_id in {match[0]: match[1] for match in _MADE.finditer(body)}.items():
-                job = await self._placed(engine_id.decode(), headers)
-                body = body.replace(url + b'"', f'{IMAGE.route}/{job.id}/content"'.encode())
-                body = body.replace(b'"%b"' % engine_id, f'"{job.id}"'.encode())
-        await self._caller.send(status, body, headers, close=close)
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        status, body, headers = answer
+        if status >= 400:
+            return answer
+        for url, engine_id in {match[0]: match[1] for match in _MADE.finditer(body)}.items():
+            job = await self._placed(engine_id.decode(), headers)
+            body = body.replace(url + b'"', f'{IMAGE.route}/{job.id}/content"'.encode())
+            body = body.replace(b'"%b"' % engine_id, f'"{job.id}"'.encode())
+        return WholeAnswer(status, body, headers)

@@ -12,8 +12,7 @@ from aiohttp import hdrs, web
 
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
-from penstock.frontend.openai.list_page import page_of
-from penstock.frontend.openai.models import json_response
+from penstock.frontend.openai.models import json_response, page_of
 from penstock.frontend.service import service_of
 from penstock.kernel.errors import EngineError, OverloadedError
 from penstock.kernel.values import JsonObject

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.adapters.engines.http.event_stream import DONE, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens, prompt_tokens
-from penstock.frontend.http.clientless_exchange import ClientlessExchange
+from penstock.frontend.http.http_exchange import ClientlessExchange, WholeAnswer
 from penstock.kernel.values import JsonObject
 
 PIECES_MAX = 64
@@ -69,8 +69,8 @@ class InferenceExchange(ClientlessExchange):
     async def body(self) -> bytes:
         return self._make_body()
 
-    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
-        self.status = status
+    def take_whole(self, answer: WholeAnswer) -> None:
+        status, body, headers = answer
         try:
             chunk = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -84,7 +84,7 @@ class InferenceExchange(ClientlessExchange):
         choices = sorted(chunk.choices, key=lambda choice: choice.index)
         self.choices = [InferencePiece(choice.text, choice.finish_reason or "") for choice in choices]
 
-    def write(self, data: bytes, *, last: bool = False) -> None:
+    def take_piece(self, data: bytes) -> None:
         *events, self._tail = split_events(self._tail + data)
         for payload in map(payload_of, events):
             if payload not in (b"", DONE):

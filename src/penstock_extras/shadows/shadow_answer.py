@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from penstock.adapters.engines.http.event_stream import DONE, object_in, payload_of, split_events
 from penstock.frontend.exchange.sse import output_tokens
 from penstock.frontend.exchange.upstream_request import error_text
-from penstock.frontend.parsers.chat_speech import choices_in, speech_in
-from penstock.frontend.parsers.streamed_calls import StreamedCalls
+from penstock.frontend.parsers.chat_speech import StreamedCalls, choices_in, speech_in
 from penstock.kernel.errors import EngineError
 
 

@@ -13,10 +13,10 @@ import msgspec
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
+from penstock.frontend.admin.admin_answers import ShadowStatus
 from penstock.frontend.answer_filters import TimedAnswer
 from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.record_writer import RecordSink
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.errors import PenstockError
 from penstock_extras.shadows.shadow_answer import ReadAnswer, read_answer
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock.frontend.exchange.response_metadata import marks
+from penstock.frontend.exchange.client_answer import marks
 from penstock.frontend.http.error_responses import ErrorResponse, problem
 from penstock.kernel.errors import PenstockError
 from penstock_kubernetes.picker import ext_proc_messages as wire

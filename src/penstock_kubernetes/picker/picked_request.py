@@ -11,12 +11,10 @@ from typing import NamedTuple, Protocol
 
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.telemetry.request_span import NO_SPAN
-from penstock.frontend.cluster_view import RequestTicket
+from penstock.frontend.exchange.client_answer import CHUNKS_MAX, TokenTiming
 from penstock.frontend.exchange.exchange import status_of
-from penstock.frontend.exchange.sse import SseTap, cached_tokens, output_tokens
-from penstock.frontend.exchange.token_timing import CHUNKS_MAX, TokenTiming
+from penstock.frontend.exchange.sse import SseTap, cached_tokens, output_tokens, usage_of
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_body, engine_headers, error_text
-from penstock.frontend.exchange.usage import usage_of
 from penstock.frontend.http.error_responses import ErrorResponse, problem
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.request_body import choices_of
@@ -24,6 +22,7 @@ from penstock.kernel.values import Prompt, RequestId, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch
 from penstock.router.selection.cost import cheapest
 from penstock.router.stage_graph import FINAL
+from penstock.runtime.node.tickets import Ticket
 from penstock_kubernetes.picker.worker_endpoints import Endpoints
 
 
@@ -99,7 +98,7 @@ class PickedRequest:
         self.job = job
         self.prompt: Prompt = arrived.prompt
         self.timing = timing
-        self.ticket: RequestTicket | None = None
+        self.ticket: Ticket | None = None
         self.speaker: Dispatch | None = None
         self.prefill: str | None = None
         """Endpoint of the worker that is to prefill, where that is another one."""

@@ -4,8 +4,8 @@ import time
 
 import msgspec
 
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.exchange.open_attempts import adapter_ready
-from penstock.frontend.exchange.token_timing import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.api_keys import Unauthorized
 from penstock.frontend.http.error_responses import ErrorResponse, problem_of, rejected
@@ -13,9 +13,8 @@ from penstock.frontend.http.request_gate import CLIENT_GONE, identified, log_lin
 from penstock.frontend.openai.completions import media_items, read_completion
 from penstock.frontend.openai.passthrough import fields_of, model_of, withhold
 from penstock.frontend.openai.request_books import UNKNOWN, enter_arrival, enter_end, refusal
-from penstock.frontend.prompt.request_body import PATHS, is_undivided, is_whole
+from penstock.frontend.prompt.request_body import PATHS, allowed_of, is_undivided, is_whole
 from penstock.frontend.prompt.routing_hints import route_hints
-from penstock.frontend.prompt.steering_fields import allowed_of
 from penstock.frontend.service import Service
 from penstock.kernel.errors import ClientError, OverloadedError, PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
@@ -79,7 +78,8 @@ class Picker:
         """Wait until the chosen worker has loaded the request's LoRA adapter, or let the router choose again."""
         service = self.service
         while picked.closed is None and picked.speaker is not None:
-            failure = await adapter_ready(service.cluster, service.open_attempts, picked.id, picked.speaker, adapter)
+            attempts = service.exchanges.attempts
+            failure = await adapter_ready(service.cluster, attempts, picked.id, picked.speaker, adapter)
             if failure is None:
                 return
             await picked.retry(failure.reason, at_fault=False, status=failure.status)

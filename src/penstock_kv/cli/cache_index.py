@@ -85,7 +85,7 @@ def compare(client: "TierAdminClient", cluster: AdminClient) -> list[Difference]
 
 
 def _look(client: "TierAdminClient", cluster: AdminClient) -> Mapping[tuple[str, str, str], Difference]:
-    from penstock.frontend.admin.cluster_status import WorkerIndex
+    from penstock.frontend.admin.admin_answers import WorkerIndex
     from penstock_kv.inside.tier_protocol import READ_BACK
     from penstock_kv.tiers.tier_admin_protocol import BlockHashes, ListHashes
 

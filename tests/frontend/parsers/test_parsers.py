@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.settings.parser_names import REASONING_PARSERS, TOOL_PARSERS
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta, joined
 from penstock.frontend.parsers.parser_registry import (
     REASONING_TAGS,
     TOOL_FORMATS,
@@ -18,7 +17,15 @@ from penstock.frontend.parsers.parser_registry import (
     whole_text,
 )
 from penstock.frontend.parsers.tool_call_stream import CALL_MAX, FALSE_MAX, ToolCallStream
-from penstock.frontend.parsers.tool_format import CallReader, ToolSchemas
+from penstock.frontend.parsers.tool_format import (
+    CallReader,
+    ContentDelta,
+    ParsedDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolSchemas,
+    joined,
+)
 from penstock.frontend.parsers.written_calls import types_of
 from tests.frontend.parsers.answers import ANSWERS, DS, WEATHER, WrittenAnswer
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.files.profile_manifest import read_measured
-from penstock.frontend.admin.cluster_status import ClusterStatus, LastMinute, LoopStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus, LastMinute, LoopStatus
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import StepStats
 from penstock.router.status_rows import StatusCounts, WorkerStatus

@@ -22,7 +22,7 @@ from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess
 from penstock.adapters.engines.pool_overrides import WITH_TIERS
 from penstock.cli.doctor_checks.finding import Finding, Level
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable, RequestRefused, path_part
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.request_record import Explanation
 from penstock.router.events import Decision
 from penstock.router.status_rows import WorkerStatus

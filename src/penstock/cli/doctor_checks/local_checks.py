@@ -33,7 +33,7 @@ from penstock.config.checks import file_problems
 from penstock.config.reading.load import load
 from penstock.config.reading.problems import ConfigProblems
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.kernel.plurals import counted
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.cli.doctor_checks.finding import Finding
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 
 LISTENING = "0A"
 """The state of a socket in /proc/net/tcp."""

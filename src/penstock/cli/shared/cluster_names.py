@@ -6,7 +6,7 @@ from typing import TypeVar
 import click
 
 from penstock.cli.shared.admin_client import AdminClient
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import PenstockError
 from penstock.runtime.cluster_state.fleet_api import DesiredState
 from penstock.runtime.supervision.terminal import USUAL_URL

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.shared.admin_client import AdminClient
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import ConfigError
 
 EVERY = 0.2

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from penstock.cli.shared.admin_client import AdminClient, ClusterUnreachable
 from penstock.cli.shared.output import painted
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.router.status_rows import OUTCOMES, StatusCounts
 
 TIMEOUT = 5.0

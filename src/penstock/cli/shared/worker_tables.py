@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.cli.shared.output import WIDE, fitted_table, table, wrapped
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import Replica
 from penstock.router.status_rows import StatusFinding, WorkerStatus

@@ -6,17 +6,23 @@ import msgspec
 
 from penstock.adapters.sources.frontend_counters import ClusterCounters, FrontendCounters
 from penstock.frontend.admin import (
+    adapter_routes,
     admin_routes,
     fleet_routes,
     planner_routes,
     settings_routes,
     timeseries_api,
 )
-from penstock.frontend.admin.adapters import adapter_routes
+from penstock.frontend.admin.admin_answers import (
+    ClusterStatus,
+    DecisionList,
+    LiveSettings,
+    ProcessStatus,
+    RequestList,
+    SettingsSet,
+    WorkerIndex,
+)
 from penstock.frontend.admin.admin_query import LIMIT_MAX, SECONDS_MAX
-from penstock.frontend.admin.cluster_status import ClusterStatus, ProcessStatus, WorkerIndex
-from penstock.frontend.admin.request_lists import DecisionList, RequestList
-from penstock.frontend.admin.settings_answers import LiveSettings, SettingsSet
 from penstock.frontend.http.middleware import Handler
 from penstock.kernel.request_record import Explanation
 from penstock.kernel.time_windows import WorkerColumns

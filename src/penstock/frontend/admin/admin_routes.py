@@ -15,31 +15,33 @@ from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.http.engine_call import EngineUnreachable
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, UNLISTED
 from penstock.adapters.engines.probe import step
-from penstock.frontend.admin import past_requests
-from penstock.frontend.admin.adapters.adapter_routes import wanted_adapters
-from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process, seconds_of
-from penstock.frontend.admin.cluster_status import (
+from penstock.frontend.admin import request_history
+from penstock.frontend.admin.adapter_routes import wanted_adapters
+from penstock.frontend.admin.admin_answers import (
     ClusterStatus,
+    DecisionKey,
+    DecisionList,
     LastMinute,
     LastMinuteBins,
     LoopStatus,
     NameStatus,
     ProcessStatus,
+    RequestList,
     RouterBelief,
+    ShadowStatus,
     StatusFields,
     TokenizerStatus,
     WorkerIndex,
 )
+from penstock.frontend.admin.admin_query import QueryLimits, limits_of, of_this_process, seconds_of
 from penstock.frontend.admin.frontend_peers import findings, from_peers
 from penstock.frontend.admin.request_history import DECISIONS_MAX
-from penstock.frontend.admin.request_lists import DecisionKey, DecisionList, RequestList
 from penstock.frontend.counter_ledger import counts_of
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import read_body
 from penstock.frontend.openai.models import json_response
 from penstock.frontend.program_ledger import join_programs
 from penstock.frontend.service import Service, service_of
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.errors import EngineError
 from penstock.kernel.latency_bins import join, quantiles
 from penstock.kernel.machine import seconds
@@ -87,7 +89,7 @@ async def explain(request: web.Request) -> web.Response:
         others = await from_peers(service, f"/admin/explain/{quote(wanted, safe='')}?scope=process", Recorded)
         explanation = others[0] if others else None
         if explanation is None and service.run:
-            explanation = await asyncio.to_thread(past_requests.explain, Path(service.run), wanted)
+            explanation = await asyncio.to_thread(request_history.past_explanation, Path(service.run), wanted)
     if explanation is None:
         raise rejected(
             f"no request {quoted(wanted)} is known: the last {DECISIONS_MAX} decisions are kept, older ones as far as "
@@ -108,7 +110,7 @@ async def requests(request: web.Request) -> web.Response:
         for other in await from_peers(service, _of_process(request), RequestList):
             newest += other.requests
         if _older_are_wanted(service, len(newest), limits):
-            older = await asyncio.to_thread(past_requests.last_closed, Path(service.run), limits.limit, limits.before)
+            older = await asyncio.to_thread(request_history.past_ends, Path(service.run), limits.limit, limits.before)
             known = {each.id for each in newest}
             newest += [each for each in older if each.id not in known]
         newest.sort(key=lambda each: each.closed or 0, reverse=True)
@@ -125,7 +127,7 @@ async def decisions(request: web.Request) -> web.Response:
         by_key = {_key(line): line for line in newest}
         if _older_are_wanted(service, len(newest), limits):
             run, limit = Path(service.run), limits.limit
-            older = await asyncio.to_thread(past_requests.last_decisions, run, limit, limits.before, limits.worker)
+            older = await asyncio.to_thread(request_history.past_decisions, run, limit, limits.before, limits.worker)
             by_key = {_key(line): line for line in older} | by_key
         newest = [by_key[key] for key in sorted(by_key, key=lambda key: key.at, reverse=True)]
     return json_response(DecisionList(newest[: limits.limit]))

@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
+from penstock.frontend.http.api_keys import SPAN
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.peer_guard import SPAN
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.plurals import counted
 from penstock.kernel.values import Target, WorkerId

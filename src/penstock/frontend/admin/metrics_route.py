@@ -98,8 +98,8 @@ def scrape(service: Service) -> str:
         metrics.media_fetches.set(result, to=count)
     metrics.media_bytes.set(to=media.bytes)
     metrics.media_cache.set(to=media.cache_size)
-    metrics.releases.set("fetched", to=service.handoffs.released)
-    metrics.releases.set("failed", to=service.handoffs.release_failures)
+    metrics.releases.set("fetched", to=service.exchanges.stages.released)
+    metrics.releases.set("failed", to=service.exchanges.stages.release_failures)
     for why, count in service.gate.peer_guard.refused.items():
         metrics.noted.set(f"peer_request_{why.replace(' ', '_')}", to=count)
     return metrics.render()

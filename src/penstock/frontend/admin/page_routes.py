@@ -25,7 +25,7 @@ async def home(request: web.Request) -> web.Response:
 
 async def page(request: web.Request) -> web.Response:
     """GET /ui"""
-    return _answer("index.html")
+    return _file_answer("index.html")
 
 
 async def file(request: web.Request) -> web.Response:
@@ -33,10 +33,10 @@ async def file(request: web.Request) -> web.Response:
     name = request.match_info["file"]
     if name not in _files():
         raise rejected(f"the page has no file {quoted(name)}", code="not_found", status=404)
-    return _answer(name)
+    return _file_answer(name)
 
 
-def _answer(name: str) -> web.Response:
+def _file_answer(name: str) -> web.Response:
     kind = _KINDS[name[name.rindex(".") :]]
     return web.Response(body=_files()[name], content_type=kind, charset="utf-8", headers=_HEADERS)
 

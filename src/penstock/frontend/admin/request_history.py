@@ -1,4 +1,4 @@
-"""Request history of one process: the last decisions and ends of requests, for explain and the page.
+"""Request history: the last decisions and ends of requests of one process, and older ones of its run folder.
 
 Of a decision its summary is kept as JSON text, and the newest ones as they are too, up to so many bytes: the columns of
 a large fleet's candidates, of which rows are made where somebody reads them. Ends have few parts, so they are encoded
@@ -9,16 +9,20 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.frontend.admin.admin_answers import DecisionKey
 from penstock.kernel.machine import Nanos
-from penstock.kernel.request_record import Explanation, RequestEnd
+from penstock.kernel.request_record import Explanation, RequestEnd, RequestRecord
 from penstock.kernel.values import JsonObject, plain
 from penstock.router.events import Closed, Decision
+from penstock.router.requests.request_close import closed_of
 from penstock.router.selection.cost import CostTable
-from penstock.router.selection.decision_summary import DecisionSummaries
+from penstock.router.selection.decision_summary import DecisionSummaries, whole
+from penstock.runtime.records import segments
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -144,7 +148,7 @@ class RequestHistory:
         )
 
     def last_closed(self, limit: int, before: Nanos | None = None) -> list[RequestEnd]:
-        """Return the newest ends first, of those until ``before``, a time of the run."""
+        """Return from the run folder the newest ends first, of those until ``before``, a time of the run."""
         records = (closed for closed in reversed(self._closed.values()) if not self._copied(closed.id))
         wanted = (closed for closed in records if before is None or closed.closed + self._offset <= before)
         return [self._ended(closed) for closed in islice(wanted, limit)]
@@ -181,3 +185,48 @@ def _bytes_of(decision: Decision) -> int:
     costs = decision.candidates
     rows = costs.nbytes if isinstance(costs, CostTable) else ROW_BYTES * len(costs)
     return rows + ROW_BYTES // 4 * len(decision.excluded)
+
+
+LISTED_SCAN = 16 << 20
+"""Bytes from the newest on that are read for a list."""
+ATTEMPTS_MAX = 64
+"""Most decisions of one request that are searched."""
+
+_record = msgspec.json.Decoder(RequestRecord).decode
+_moment = msgspec.json.Decoder(DecisionKey).decode
+
+
+def past_explanation(run: Path, request: str) -> Explanation[msgspec.Raw] | None:
+    """Return from the run folder a request's end and its decisions, or None where neither is found; blocks."""
+    name = msgspec.json.encode(request)
+    mark = b'{"id":' + name + b","
+    files = (run / file for file in ("requests.jsonl", "copies.jsonl"))
+    ends = next((line for file in files if (line := segments.newest(file, 1, mark=mark))), [])
+    lines = segments.newest(run / "decisions.jsonl", ATTEMPTS_MAX, mark=b'"request":' + name + b",")
+    if not ends and not lines:
+        return None
+    return Explanation(
+        closed_of(_record(ends[0])) if ends else None,
+        [msgspec.Raw(whole(line)) for line in reversed(lines)],
+    )
+
+
+def past_ends(run: Path, limit: int, before: Nanos | None) -> list[RequestEnd]:
+    """Return from the run folder the newest ends first, of those until ``before``, a time of the run; blocks."""
+    records = (closed_of(_record(line)) for line in _newest(run / "requests.jsonl", limit, before))
+    until = (each for each in records if each.closed is not None and (before is None or each.closed <= before))
+    return list(islice(until, limit))
+
+
+def past_decisions(run: Path, limit: int, before: Nanos | None, worker: str | None) -> list[msgspec.Raw]:
+    """Return from the run folder the newest decisions first, of those until ``before`` and for one worker; blocks."""
+    mark = b"" if worker is None else b'"chosen":[' + msgspec.json.encode(worker) + b","
+    lines = _newest(run / "decisions.jsonl", limit, before, mark)
+    until = (msgspec.Raw(line) for line in lines if before is None or _moment(line).at <= before)
+    return list(islice(until, limit))
+
+
+def _newest(path: Path, limit: int, before: Nanos | None, mark: bytes = b"") -> list[bytes]:
+    # Where a time is given, the number of lines after it is unknown.
+    most = limit if before is None else LISTED_SCAN
+    return segments.newest(path, most, mark=mark, scanned_max=LISTED_SCAN)

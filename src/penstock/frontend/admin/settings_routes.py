@@ -8,10 +8,7 @@ from aiohttp import web
 from penstock.adapters.seams import StoreUnavailable
 from penstock.config.live_knobs import changed, live_knobs, live_values, value_at
 from penstock.config.reading.problems import ConfigProblems
-from penstock.frontend.admin.admin_query import of_this_process
-from penstock.frontend.admin.fleet_routes import body_of, store_of, unavailable
-from penstock.frontend.admin.frontend_peers import from_peers
-from penstock.frontend.admin.settings_answers import (
+from penstock.frontend.admin.admin_answers import (
     KnobChange,
     KnobSinceStart,
     KnobText,
@@ -20,6 +17,9 @@ from penstock.frontend.admin.settings_answers import (
     ProcessSettings,
     SettingsSet,
 )
+from penstock.frontend.admin.admin_query import of_this_process
+from penstock.frontend.admin.fleet_routes import body_of, store_of, unavailable
+from penstock.frontend.admin.frontend_peers import from_peers
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.models import json_response
@@ -52,7 +52,7 @@ async def set_values(request: web.Request) -> web.Response:
     body = await body_of(request, SetBody)
     if not body.values:
         raise rejected('values names no knob; send {"values": {"router.cost.overlap_credit": "2"}}', "values")
-    overrides = [f"{key}={_text(value)}" for key, value in body.values.items()]
+    overrides = [f"{key}={_knob_text(value)}" for key, value in body.values.items()]
     try:
         changes = changed(service.settings, overrides, service.cluster.started)
     except ConfigProblems as error:
@@ -70,7 +70,7 @@ async def set_values(request: web.Request) -> web.Response:
     return json_response(SettingsSet(done, values))
 
 
-def _text(value: KnobText) -> str:
+def _knob_text(value: KnobText) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

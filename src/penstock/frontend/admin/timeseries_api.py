@@ -40,7 +40,7 @@ async def timeline(request: web.Request) -> web.Response:
             TimeseriesPart(mine.name, mine.since, {n: window.without_loads() for n, window in mine.windows.items()})
         )
     others = await from_peers(service, f"/admin/timeline?scope=process&from={start:.3f}", TimeseriesPart)
-    merged = await _added(mine, others)
+    merged = await _windows_added(mine, others)
     last = int(store.now // store.timeline.width)
     first = min(merged, default=last)
     windows = [merged.get(number) for number in range(first, last + 1)]
@@ -106,7 +106,7 @@ def _part(service: Service, start: float) -> TimeseriesPart:
     return TimeseriesPart(service.cluster.name, store.since, windows)
 
 
-async def _added(mine: TimeseriesPart, others: list[TimeseriesPart]) -> dict[int, TimeWindow]:
+async def _windows_added(mine: TimeseriesPart, others: list[TimeseriesPart]) -> dict[int, TimeWindow]:
     if not others:
         return mine.windows
     total: dict[int, TimeWindow] = {}

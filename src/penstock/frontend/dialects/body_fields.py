@@ -1,10 +1,18 @@
-"""Body fields of another API's request: read with their type, refused by name, passed on where they are a chat's."""
+"""Body fields of another API's request: read with their type, refused by name, passed on where they are a chat's.
+
+System messages are brought to where the model's chat template takes them: most templates take one, at the beginning,
+and refuse a later one; agents write them between turns.
+"""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
+from penstock.config.settings.cluster_settings import LateSystem, ModelSettings
 from penstock.frontend.http.error_responses import quoted, rejected
+from penstock.frontend.service import Service
 from penstock.kernel.errors import ClientError
 from penstock.kernel.values import JsonObject
 
@@ -103,3 +111,101 @@ def passed_on(fields: JsonObject, own: Collection[str]) -> JsonObject:
 def set_fields(**fields: object) -> JsonObject:
     """Return the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def arguments_of(text: str) -> JsonObject:
+    """Return a call's arguments; words that are no object are within one, as nobody may invent a call."""
+    try:
+        given = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        given = None
+    return given if isinstance(given, dict) else {"arguments": text}
+
+
+def mended(text: str) -> str:
+    """Return arguments that clients and chat templates can decode: as they stand where they are an object."""
+    given = arguments_of(text)
+    return msgspec.json.encode(given).decode() if not text or given == {"arguments": text} else text
+
+
+def custom_arguments(text: str) -> str:
+    """Return a custom tool's input as its function's arguments."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool that a model called by its function; what is no such call is input as it is."""
+    text = arguments_of(arguments).get("input")
+    return text if isinstance(text, str) else arguments
+
+
+_MARKED = "<system>\n{}\n</system>"
+
+
+def with_one_system(service: Service, chat: JsonObject) -> JsonObject:
+    """Return a chat whose system messages are as its model's settings say.
+
+    Raises:
+        ClientError: 404: there is no such model.
+    """
+    entry = service.settings.models.get(service.catalog.resolve(chat["model"]).model, ModelSettings())
+    return {**chat, "messages": folded(chat["messages"], entry.late_system)}
+
+
+def folded(messages: list[JsonObject], late: LateSystem) -> list[JsonObject]:
+    """Return messages of which the system messages at the beginning are one, and later ones are where ``late`` says."""
+    first: list[str] = []
+    rest: list[JsonObject] = []
+    moved = False
+    """Whether the last of ``rest`` is what a system message became."""
+    for message in messages if late == "keep" else _behind_results(messages):
+        role, content = message["role"], message["content"]
+        late_one = role == "system" and late != "keep"
+        if role == "system" and isinstance(content, str) and (not rest or late == "first"):
+            first.append(content)
+            continue
+        if late_one:
+            message = {"role": "user", "content": _MARKED.format(content) if isinstance(content, str) else content}
+        # Many templates want the turns of user and model to alternate.
+        if rest and rest[-1]["role"] == message["role"] == "user" and (late_one or moved):
+            rest[-1] = {**rest[-1], "content": joined(rest[-1]["content"], message["content"])}
+        else:
+            rest.append(message)
+        moved = late_one
+    return [{"role": "system", "content": "\n\n".join(first)}, *rest] if first else rest
+
+
+def _behind_results(messages: list[JsonObject]) -> Iterator[JsonObject]:
+    """Yield messages, those of the system between a call and its results behind these: templates want both together."""
+    held: list[JsonObject] = []
+    for message in messages:
+        if message["role"] == "system":
+            held.append(message)
+            continue
+        if message["role"] != "tool":
+            yield from held
+            held = []
+        yield message
+    yield from held
+
+
+def speak(messages: list[JsonObject], fields: JsonObject) -> None:
+    """Add what the model said to its present turn: other APIs have several items or messages for one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    turn = messages[-1]
+    for name, value in fields.items():
+        before = turn.get(name)
+        if name != "role":
+            turn[name] = joined(before, value) if before and value else before or value
+
+
+def joined(one: str | list[JsonObject], two: str | list[JsonObject]) -> str | list[JsonObject]:
+    """Return two contents as one, or two lists."""
+    if isinstance(one, str) and isinstance(two, str):
+        return f"{one}\n\n{two}"
+    return [
+        part
+        for content in (one, two)
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import msgspec
 
-from penstock.frontend.dialects.dialect_answer import DialectAnswer
-from penstock.frontend.dialects.translated_exchange import TranslatedExchange
-from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.dialects.dialect_answer import DialectAnswer, Event, encoded
+from penstock.frontend.exchange.client_answer import TokenTiming
+from penstock.frontend.http.error_responses import ErrorResponse
+from penstock.frontend.http.http_exchange import AnswerFilter, HttpExchange, WholeAnswer
 from penstock.frontend.http.request_gate import Shape
 from penstock.frontend.openai.completions import CompletionRequest, carry, read_completion
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
-from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.model_names import as_served
 from penstock.frontend.prompt.prompt_hashing import PARSE_INLINE_MAX
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.request_body import decode_object, media_of, parse
@@ -94,6 +94,36 @@ async def answer_chat(
     """Have a request answered by the engines; what its client gets is translated."""
     if service.exchanges.warming.open:
         service.exchanges.warming.overtaken(request.parsed)
-    translated = TranslatedExchange(caller, answer, shape)
+    caller.filters.insert(0, TranslatedAnswer(answer, caller, shape))
     job = request.job(label, adds_usage=request.parsed.stream)
-    await carry(translated, service, request.resolved, job, request.prompt, timing)
+    await carry(caller, service, request.resolved, job, request.prompt, timing)
+
+
+class TranslatedAnswer(AnswerFilter):
+    """Translates a chat's answer into that of another API.
+
+    Args:
+        shape: turns an error answer into the API's.
+    """
+
+    def __init__(self, answer: DialectAnswer, caller: HttpExchange, shape: Shape | None = None) -> None:
+        self._answer = answer
+        self._caller = caller
+        self._shape = shape
+        self._events: list[Event] = []
+        """Those read before a piece that can't be: without the first one a stream's error is not understood."""
+
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        status, body, headers = answer
+        if status < 400:
+            return WholeAnswer(status, self._answer.whole(body), {**headers, "content-type": "application/json"})
+        if self._shape is None:
+            return answer
+        return WholeAnswer(*self._shape(ErrorResponse(status, body, dict(headers)), self._caller.id))
+
+    def piece(self, data: bytes) -> bytes:
+        for event in self._answer.events(data):
+            self._events.append(event)
+        written = encoded(self._events)
+        self._events.clear()
+        return written

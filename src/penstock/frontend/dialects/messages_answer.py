@@ -5,10 +5,9 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
-from penstock.frontend.dialects.call_arguments import arguments_of
-from penstock.frontend.dialects.chat_reader import TokenCounts
-from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, new_id
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.dialects.body_fields import arguments_of
+from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, TokenCounts, new_id
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.http.error_responses import ErrorResponse
 from penstock.frontend.prompt import context_overflow
 from penstock.kernel.values import JsonObject

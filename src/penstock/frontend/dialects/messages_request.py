@@ -1,5 +1,7 @@
 """Messages request: turns a request of Anthropic's messages API into that of a chat completion."""
 
+import re
+
 import msgspec
 
 from penstock.frontend.dialects.body_fields import (
@@ -11,12 +13,78 @@ from penstock.frontend.dialects.body_fields import (
     passed_on,
     refuse,
     set_fields,
+    speak,
     unserved,
 )
-from penstock.frontend.dialects.client_tools import client_tool
-from penstock.frontend.dialects.system_messages import speak
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
+
+_DATE = re.compile(r"_[0-9]{8}\Z")
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer"}
+_POINT = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
+_FILES = {
+    **dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _TEXT),
+    "insert_line": {**_COUNT, "description": "Line after which the text is inserted; 0 is the file's beginning."},
+    "view_range": {**_POINT, "description": "First and last line to view; -1 is the file's end."},
+}
+_BUTTONS = ("left_click", "right_click", "middle_click", "double_click", "triple_click", "left_click_drag")
+_MOUSE = (*_BUTTONS, "mouse_move", "left_mouse_down", "left_mouse_up", "cursor_position", "scroll", "zoom")
+
+
+def _command(*names: str) -> JsonObject:
+    return {"command": {**_TEXT, "enum": list(names)}}
+
+
+_TOOLS: dict[str, tuple[str, JsonObject, str]] = {
+    "bash": (
+        "Run a command in a bash shell that goes on between calls; restart starts the shell anew.",
+        {"command": _TEXT, "restart": {"type": "boolean"}},
+        "",
+    ),
+    "text_editor": (
+        "View a file or a folder, create a file, replace text that occurs once in a file, or insert text into it.",
+        {**_command("view", "create", "str_replace", "insert"), **_FILES},
+        "command",
+    ),
+    "memory": (
+        "View, create and change files below /memories, which last between conversations.",
+        {
+            **_command("view", "create", "str_replace", "insert", "delete", "rename"),
+            **_FILES,
+            "old_path": _TEXT,
+            "new_path": _TEXT,
+        },
+        "command",
+    ),
+    "computer": (
+        "Use a screen of {display_width_px} x {display_height_px} pixels, with mouse and keyboard.",
+        {
+            "action": {**_TEXT, "enum": ["screenshot", "key", "hold_key", "type", "wait", *_MOUSE]},
+            "coordinate": _POINT,
+            "start_coordinate": _POINT,
+            "text": _TEXT,
+            "duration": {"type": "number"},
+            "scroll_direction": {**_TEXT, "enum": ["up", "down", "left", "right"]},
+            "scroll_amount": _COUNT,
+            "region": {"type": "array", "items": _COUNT, "minItems": 4, "maxItems": 4},
+        },
+        "action",
+    ),
+}
+"""Kind without its date -> what it does, its fields, and the one that each call has."""
+
+
+def client_tool(kind: str, tool: JsonObject) -> JsonObject | None:
+    """Return such a tool's description and parameters; None for a kind that only the vendor's own service runs."""
+    known = _TOOLS.get(_DATE.sub("", kind))
+    if known is None:
+        return None
+    description, properties, needed = known
+    for name in ("display_width_px", "display_height_px"):
+        description = description.replace(f"{{{name}}}", str(tool.get(name)))
+    schema = set_fields(type="object", properties=properties, required=[needed] if needed else None)
+    return {"description": description, "parameters": schema}
+
 
 REFUSED = {
     "mcp_servers": "the caller runs its own tools",
@@ -206,21 +274,21 @@ class _Turns:
         """Return a block as parts of a chat's message."""
         kind = needed(block, "type", str, where)
         if kind == "text":
-            return _text(needed(block, "text", str, where))
+            return _text_parts(needed(block, "text", str, where))
         if kind in ("image", "document"):
             return self._of_source(block, kind, where)
         if kind == "search_result":
             inner = self._parts(objects_of(needed(block, "content", list, where), f"{where}content"), f"{where}content")
-            return [*_text(f"{block.get('title')}\n{block.get('source')}"), *inner]
+            return [*_text_parts(f"{block.get('title')}\n{block.get('source')}"), *inner]
         if kind == "tool_reference":
-            return _text(f"The tool {needed(block, 'tool_name', str, where)} is available.")
+            return _text_parts(f"The tool {needed(block, 'tool_name', str, where)} is available.")
         if kind in ("tool_addition", "tool_removal"):
             tool = needed(block, "tool", dict, where)
             if tool.get("type") == "tool_definition":
                 tool = needed(tool, "definition", dict, f"{where}tool.")
                 self.tools.append(tool)
             name = tool.get("name") or tool.get("mcp_server_name") or tool.get("server_name")
-            return _text(f"The tool {name} is {'now' if kind == 'tool_addition' else 'no longer'} available.")
+            return _text_parts(f"The tool {name} is {'now' if kind == 'tool_addition' else 'no longer'} available.")
         if kind in _OF_THE_VENDOR or kind.endswith("_tool_result"):
             leave_out(self._left_out, "messages", kind)
             return []
@@ -237,22 +305,22 @@ class _Turns:
             media, data = needed(source, "media_type", str, here), needed(source, "data", str, here)
             return [{"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}]
         if kind == "document" and held == "text":
-            return _text("\n".join([*about, needed(source, "data", str, here)]))
+            return _text_parts("\n".join([*about, needed(source, "data", str, here)]))
         if kind == "document" and held == "content":
             content = source.get("content")
-            inner = _text(content) if isinstance(content, str) else None
+            inner = _text_parts(content) if isinstance(content, str) else None
             if inner is None:
                 blocks = objects_of(needed(source, "content", list, here), f"{here}content")
                 inner = self._parts(blocks, f"{here}content")
-            return [part for text in about for part in _text(text)] + inner
+            return [part for text in about for part in _text_parts(text)] + inner
         if held not in ("base64", "url", "file"):
             raise rejected(f"{here}type must be text, content, base64, url or file", f"{here}type")
         leave_out(self._left_out, "messages", kind)
         named = " ".join([kind, *about])
-        return _text(f"[The {named} is not shown: this model is given text and images only.]")
+        return _text_parts(f"[The {named} is not shown: this model is given text and images only.]")
 
 
-def _text(text: str) -> list[JsonObject]:
+def _text_parts(text: str) -> list[JsonObject]:
     return [{"type": "text", "text": text}]
 
 

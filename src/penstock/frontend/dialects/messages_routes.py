@@ -2,11 +2,11 @@
 
 import msgspec
 
+from penstock.frontend.dialects.body_fields import with_one_system
 from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, prompt_tokens, read_chat
 from penstock.frontend.dialects.messages_answer import MessagesAnswer, anthropic_error
 from penstock.frontend.dialects.messages_request import chat_of
-from penstock.frontend.dialects.system_messages import with_one_system
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.service import Service
 

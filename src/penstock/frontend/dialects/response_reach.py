@@ -10,12 +10,11 @@ import msgspec
 from aiohttp import web
 
 from penstock.frontend.admin.frontend_peers import raw_from_peers, to_one_peer
+from penstock.frontend.http.api_keys import PEERS
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.http.peer_guard import PEERS
 from penstock.frontend.http.request_context import read_body
-from penstock.frontend.response_store import StoredResponse, copied
+from penstock.frontend.response_store import HeldResponse, StoredResponse, copied
 from penstock.frontend.service import Service, service_of
-from penstock.frontend.shared_responses import HeldResponse
 
 log = logging.getLogger("penstock.frontend")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.frontend.dialects.body_fields import field_of, leave_out, needed, objects_of, unserved
 from penstock.frontend.http.error_responses import quoted, rejected
-from penstock.frontend.prompt.framework_hints import digest
+from penstock.frontend.prompt.routing_hints import digest
 from penstock.kernel.values import JsonObject
 
 NAME_MAX = 64

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure
-from penstock.frontend.dialects.body_fields import set_fields
-from penstock.frontend.dialects.call_arguments import custom_arguments, custom_input, mended
+from penstock.frontend.dialects.body_fields import custom_arguments, custom_input, mended, set_fields
 from penstock.frontend.dialects.dialect_answer import OURS, DialectAnswer, Event, OutputItem, encoded
 from penstock.frontend.dialects.response_tools import ResponseTools
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.prompt.context_overflow import CODE
 from penstock.kernel.values import JsonObject
 

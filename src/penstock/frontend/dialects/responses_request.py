@@ -5,20 +5,21 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from penstock.frontend.dialects.body_fields import (
+    custom_arguments,
     field_of,
     leave_out,
+    mended,
     name_ignored,
     needed,
     objects_of,
     passed_on,
     refuse,
     set_fields,
+    speak,
     unserved,
 )
-from penstock.frontend.dialects.call_arguments import custom_arguments, mended
 from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.response_tools import ResponseTools
-from penstock.frontend.dialects.system_messages import speak
 from penstock.frontend.http.error_responses import rejected
 from penstock.kernel.values import JsonObject
 

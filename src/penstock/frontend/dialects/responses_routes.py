@@ -10,23 +10,20 @@ import msgspec
 from aiohttp import web
 
 from penstock.adapters.engines.dialects.engine_failure import EngineFailure, failure_of
-from penstock.frontend.dialects.body_fields import field_of, unserved
+from penstock.frontend.dialects.body_fields import field_of, unserved, with_one_system
 from penstock.frontend.dialects.chat_call import answer_chat, body_fields, counted, prompt_tokens, read_chat
 from penstock.frontend.dialects.dialect_answer import new_id
 from penstock.frontend.dialects.response_reach import end_response, find_response, forget_response
 from penstock.frontend.dialects.response_tools import ResponseTools
 from penstock.frontend.dialects.responses_answer import ResponsesAnswer, replayed
 from penstock.frontend.dialects.responses_request import chat_of, items_of, listed
-from penstock.frontend.dialects.system_messages import with_one_system
-from penstock.frontend.exchange.token_timing import TokenTiming
-from penstock.frontend.http.clientless_exchange import ClientlessExchange
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.http.error_responses import ErrorResponse, quoted, rejected
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.http.http_exchange import ClientlessExchange, HttpExchange
 from penstock.frontend.http.request_context import CALLER
 from penstock.frontend.openai.completions import CompletionRequest
-from penstock.frontend.openai.list_page import page_of
-from penstock.frontend.openai.models import json_response
-from penstock.frontend.prompt.framework_hints import framework_hints
+from penstock.frontend.openai.models import json_response, page_of
+from penstock.frontend.prompt.routing_hints import framework_hints
 from penstock.frontend.response_store import StoredResponse
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import ClientError

@@ -12,27 +12,24 @@ from penstock.adapters.engines.dialects.engine_failure import EngineFailure, dro
 from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import CHUNKS_MAX, ClientAnswer, before_end, marks, with_nvext
+from penstock.frontend.exchange.migration import Transcript
 from penstock.frontend.exchange.open_attempts import WorkerAbsence
-from penstock.frontend.exchange.response_metadata import before_end, marks, with_nvext
-from penstock.frontend.exchange.sse import as_stream
+from penstock.frontend.exchange.sse import as_stream, end_of, usage_of
 from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
-from penstock.frontend.exchange.token_timing import CHUNKS_MAX
-from penstock.frontend.exchange.transcript import Transcript
 from penstock.frontend.exchange.upstream_request import (
     UpstreamRequest,
-    engine_additions,
+    added_fields,
     engine_body,
     engine_headers,
     error_text,
 )
-from penstock.frontend.exchange.usage import end_of, usage_of
 from penstock.frontend.http.error_responses import seconds_text
 from penstock.frontend.parsers.answer_parsing import AnswerParsing, parser_plan
 from penstock.frontend.parsers.harmony_text import PASSED_ON, passed_on
 from penstock.frontend.prompt.context_overflow import refusal_body
+from penstock.frontend.prompt.request_body import without_places
 from penstock.frontend.prompt.routing_hints import RoutingHints
-from penstock.frontend.prompt.steering_fields import without_places
 from penstock.kernel.errors import EngineError
 from penstock.router.events import Dispatch, Preferences
 
@@ -143,9 +140,9 @@ class Attempt:
     def _token_route(self, job: UpstreamRequest, ids: bool, handed: Mapping[str, Any] | None) -> TokenRoute | None:
         """Return the way by which the engine begins with the prompt's tokens; None: it gets the prompt itself."""
         answer, card = self._answer, self.dispatch.card
-        added = engine_additions(
-            job, self.dialect, self.dispatch, answer.resolved.adapter, token_ids=ids, handed=handed
-        )
+        assert job.parsed is not None  # what is rendered has been read
+        adapter = answer.resolved.adapter
+        added = added_fields(job, job.parsed, self.dialect, self.dispatch, adapter, token_ids=ids, handed=handed)
         plan = None if self._parsing is None else self._parsing.plan
         obstacle = token_obstacle(job, card, added, plan)
         if obstacle is not None:
@@ -281,7 +278,7 @@ class Attempt:
         rest = self._buffered
         if answer.parsing is not None:
             rest = answer.parsing.stream(rest) + answer.parsing.rest()
-        if not answer.caller.begun:  # a stream of another dialect, without a byte
+        if answer.caller.status is None:  # a stream of another dialect, without a byte
             answer.open(self._call.status, self._content_type, marks(self.dispatch, answer.job))
         if rest:
             answer.caller.write(rest)
@@ -323,7 +320,7 @@ class Attempt:
                 timing.first = now
                 if answer.job.copy_of is None:
                     self._context.bookkeeping.add((self._context.first_token, (now, now - timing.arrived)))
-            if not answer.caller.begun:
+            if answer.caller.status is None:
                 answer.open(self._call.status, self._content_type, marks(self.dispatch, answer.job))
         if self.transcript is not None:
             out = self.transcript.take(out)
@@ -425,7 +422,7 @@ class Attempt:
             status, content_type = 400, "application/json"
             body = refusal_body(body, answer.resolved.max_model_len, answer.job.parsed.prompt_field)
         answer.refused(self.dispatch, f"the engine refused: {failure_of(body).message}", status)
-        if answer.caller.begun:
+        if answer.caller.status is not None:
             return False
         headers = {"content-type": content_type, **marks(self.dispatch, answer.job)}
         if call.retry_after is not None:

@@ -12,9 +12,8 @@ from penstock.adapters.engines.dialects.dialect import overflows
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.frontend import decision_span
 from penstock.frontend.exchange.attempt import Attempt, AttemptLost
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import ClientAnswer, before_end, marks
 from penstock.frontend.exchange.open_attempts import STOPPED, adapter_ready
-from penstock.frontend.exchange.response_metadata import before_end, marks
 from penstock.frontend.exchange.upstream_request import engine_headers
 from penstock.frontend.http.error_responses import problem, send_error, sse_error
 from penstock.frontend.prompt import context_overflow
@@ -111,18 +110,18 @@ class RequestExchange:
         if attempt.gave_up:
             return False
         resume: Resume | None = None
-        if spoke and answer.caller.begun:
+        if spoke and answer.caller.status is not None:
             resume = await answer.resumable.drop(attempt.tap.tokens)
             if resume is not None and answer.resumable.complete:
                 return await self._say_goodbye()
         text = f"worker {dispatch.target}: {lost.reason}"
-        if spoke and answer.caller.begun and resume is None:
+        if spoke and answer.caller.status is not None and resume is None:
             text += f"; it can't go on elsewhere: {answer.resumable.why_not}"
         elif spoke:
             answer.speaker = None
         ticket.failed(
             text,
-            retryable=not (spoke and answer.caller.begun),
+            retryable=not (spoke and answer.caller.status is not None),
             worker_at_fault=lost.at_fault,
             status=lost.status,
             retry_after=lost.retry_after,
@@ -200,7 +199,7 @@ class RequestExchange:
         if closed.fault == "client" and overflows(reason):
             code = context_overflow.CODE
             reason = context_overflow.in_openai_words(reason, self.answer.resolved.max_model_len)
-        if caller.begun:
+        if caller.status is not None:
             # No end mark: a client must notice that this answer is not whole. Its connection stays: who has put it back
             # into a pool loses the next request at one that closes unannounced.
             try:

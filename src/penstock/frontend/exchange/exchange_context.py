@@ -8,8 +8,8 @@ from penstock.adapters.telemetry.frontend_metrics import FrontendMetrics
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.open_attempts import OpenAttempts
+from penstock.frontend.exchange.prefill_stages import PrefillStages
 from penstock.frontend.exchange.prefix_warming import PrefixWarming
-from penstock.frontend.exchange.stages.prefill_stages import PrefillStages
 from penstock.frontend.exchange.upstream_request import RefusedFields
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.prompt.model_catalog import ModelCatalog

@@ -1,24 +1,153 @@
 """Migration of a broken stream: whether another engine can continue the answer, and the request for that engine.
 
-It gets the prompt and the output so far as one longer prompt, and the rest of the output limit. Not every request can
-migrate: `obstacle` returns what forbids it, and such an answer ends with an error instead.
+It gets the prompt and the output so far (`Transcript`) as one longer prompt, and the rest of the output limit. Not
+every request can migrate: `obstacle` returns what forbids it, and such an answer ends with an error instead. While a
+stream runs, its transcript costs a search per piece: of the engine's chunks only the token ids are kept, which Penstock
+requests from the engine and cuts out of the client's stream.
 """
 
+import re
 from array import array
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.adapters.engines.dialects.dialect import Dialect
-from penstock.frontend.exchange.transcript import Mode, Transcript
+from penstock.adapters.engines.http.event_stream import chunks_of
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
+from penstock.frontend.parsers.chat_speech import speech_in
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.prompt.prompt_hashing import BlockHashing
 from penstock.frontend.prompt.request_body import PATHS, Parsed
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import JsonObject, Prompt
 from penstock.router.events import Resume
+
+Mode = Literal["ids", "text"]
+"""How another engine receives the output so far: as token ids, or as text that it tokenises again."""
+
+TEXT_BYTES_MAX = 1 << 20
+"""Most bytes of a stream that are kept where its text may be needed; a longer one does not migrate."""
+# Inside a JSON string every quote is escaped, so these can only match a field.
+_OUTPUT = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
+_FIELDS = re.compile(rb',\s*"(?:prompt_)?token_ids"\s*:\s*(?:\[[\d,\s]*\]|null)')
+
+
+class Transcript:
+    """Records what the client gets.
+
+    Args:
+        mode: what another engine will receive.
+        keep_text: the text may be needed although ids are sent.
+        strip: cut the token ids out, because the client did not request them.
+        continue_fields: fields of a chat's body that make the engine continue its last message.
+    """
+
+    __slots__ = (
+        "_keep",
+        "_last",
+        "_opening",
+        "_strip",
+        "continue_fields",
+        "count",
+        "finish_reason",
+        "ids",
+        "mode",
+        "pieces",
+        "size",
+    )
+
+    def __init__(
+        self, mode: Mode, *, keep_text: bool, strip: bool, continue_fields: Sequence[tuple[str, Any]] = ()
+    ) -> None:
+        self.mode = mode
+        self.continue_fields = continue_fields
+        self.ids: array[int] = array("I")
+        """Output tokens so far."""
+        self.count = 0
+        """Output chunks so far: the only measure of length where there are no ids."""
+        self.finish_reason: str | None = None
+        """Set where the answer had ended and only the end of its stream is missing; see `settle`."""
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self._keep = keep_text or mode == "text"
+        self._strip = strip
+        self._opening = b""
+        self._last = b""
+
+    def take(self, out: bytes) -> bytes:
+        """Take whole events of the engine; return them in the client's form."""
+        if not self._opening:
+            self._opening = out
+        self._last = out
+        if self.mode == "ids" and b'token_ids"' in out:
+            for ids in _OUTPUT.findall(out):
+                if ids:
+                    self.ids.extend(map(int, ids.split(b",")))
+            if self._strip:
+                out = _FIELDS.sub(b"", out)
+        if self._keep and self.size <= TEXT_BYTES_MAX:
+            self.pieces.append(out)
+            self.size += len(out)
+        return out
+
+    def wrote(self, tokens: Sequence[int], out: bytes, finish_reason: str | None) -> None:
+        """Record the output of a later leg."""
+        self.ids.extend(tokens)
+        self._last = b""
+        self.finish_reason = finish_reason
+        if self._keep and self.size <= TEXT_BYTES_MAX:
+            self.pieces.append(out)
+            self.size += len(out)
+
+    def settle(self) -> None:
+        """Determine whether the answer had ended; called when a leg broke off."""
+        for chunk in chunks_of(self._last):
+            for choice in chunk.get("choices") or ():
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    @property
+    def head(self) -> JsonObject:
+        """Fields that every chunk of the answer carries: id, object, created, model."""
+        for chunk in chunks_of(self._opening):
+            if chunk.get("choices"):
+                return {k: v for k, v in chunk.items() if k not in ("choices", "usage", "prompt_token_ids")}
+        return {}
+
+    @property
+    def prompt(self) -> list[int] | None:
+        """The prompt's token ids as the first engine counted them, or None where it did not report them."""
+        for chunk in chunks_of(self._opening):
+            places = [chunk, *(chunk.get("choices") or ())]
+            for place in places:
+                ids = place.get("prompt_token_ids")
+                if isinstance(ids, list):
+                    return ids
+        return None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the engine parses the model's reasoning out of its text: then text and tokens do not agree."""
+        return b'"reasoning' in self._opening and any(
+            choice["delta"].get(name)
+            for chunk in chunks_of(self._opening)
+            for choice in chunk.get("choices") or ()
+            if isinstance(choice.get("delta"), dict)
+            for name in ("reasoning", "reasoning_content")
+        )
+
+    @property
+    def text(self) -> str | None:
+        """The text that the client has received, or None where it was too long to keep."""
+        if self.size > TEXT_BYTES_MAX:
+            return None
+        parts: list[str] = []
+        for chunk in chunks_of(b"".join(self.pieces)):
+            for choice in chunk.get("choices") or ():
+                parts.append(speech_in(choice.get("delta") or {"content": choice.get("text")}).text)
+        return "".join(parts)
+
 
 COMPLETION_TOKENS = 16
 """Output tokens of a text completion that names no limit, by the OpenAI API."""
@@ -118,7 +247,9 @@ def transcript_for(job: UpstreamRequest, dialect: Dialect, *, raw_calls: bool = 
     mode: Mode
     if dialect.resume == "ids":
         mode = "ids"
-    elif dialect.resume == "message" or (job.parsed.endpoint == "completions" and isinstance(_prompt(job.parsed), str)):
+    elif dialect.resume == "message" or (
+        job.parsed.endpoint == "completions" and isinstance(_single_prompt(job.parsed), str)
+    ):
         mode = "text"
     else:
         return None
@@ -188,12 +319,12 @@ def leg_of(
         else [*block_hashes(whole, hashing.block_size, lora=hashing.adapter, salt=hashing.salt)]
     )
     return StreamLeg(
-        job=_job(job, "completions", fields),
+        job=_leg_request(job, "completions", fields),
         point=Resume(prompt=Prompt(len(whole), blocks), tokens=done),
         head=head,
         prompt_tokens=len(prompt_ids),
         left=left,
-        unsent_text=_owed(transcript, parsed, resolved),
+        unsent_text=_unsent_text(transcript, parsed, resolved),
     )
 
 
@@ -217,7 +348,7 @@ def _text_leg(
         raise MigrationImpossible("its output is too long to be told again as text")
     fields = {**parsed.fields, **added}
     if parsed.endpoint == "completions":
-        fields["prompt"] = _prompt(parsed) + text
+        fields["prompt"] = _single_prompt(parsed) + text
     else:
         last = {"role": "assistant", "content": text}
         fields |= {"messages": [*fields["messages"], last], **dict(transcript.continue_fields)}
@@ -227,7 +358,7 @@ def _text_leg(
         fields[name] = left
     _shorten(fields, parsed.fields, done)
     return StreamLeg(
-        job=_job(job, parsed.endpoint, fields),
+        job=_leg_request(job, parsed.endpoint, fields),
         point=Resume(prompt=Prompt(prompt.isl + done, prompt.blocks, prompt.estimated), tokens=done),
         head=transcript.head,
         prompt_tokens=prompt.isl,
@@ -236,7 +367,7 @@ def _text_leg(
     )
 
 
-def _job(job: UpstreamRequest, endpoint: Any, fields: JsonObject) -> UpstreamRequest:
+def _leg_request(job: UpstreamRequest, endpoint: Any, fields: JsonObject) -> UpstreamRequest:
     fields["stream"] = True
     parsed = Parsed(endpoint, msgspec.json.encode(fields), fields, fields["model"], stream=True, wants_usage=True)
     return UpstreamRequest(
@@ -256,7 +387,7 @@ def _shorten(fields: JsonObject, requested: Mapping[str, Any], done: int) -> Non
         fields["min_tokens"] = max(0, requested["min_tokens"] - done)
 
 
-def _owed(transcript: Transcript, parsed: Parsed, resolved: ResolvedModel) -> str:
+def _unsent_text(transcript: Transcript, parsed: Parsed, resolved: ResolvedModel) -> str:
     """Return the text that an engine held back because a stop text might begin in it."""
     stops = parsed.fields.get("stop")
     if not stops:
@@ -273,14 +404,14 @@ def _owed(transcript: Transcript, parsed: Parsed, resolved: ResolvedModel) -> st
     return whole[len(text) :]
 
 
-def _prompt(parsed: Parsed) -> Any:
+def _single_prompt(parsed: Parsed) -> Any:
     prompt = parsed.fields.get("prompt")
     return prompt[0] if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str) else prompt
 
 
 def _unlike_text(parsed: Parsed) -> str | None:
     if parsed.endpoint == "completions":
-        prompt = _prompt(parsed)
+        prompt = _single_prompt(parsed)
         plain = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(t, int) for t in prompt))
         return None if plain else "it has several prompts"
     for message in parsed.fields["messages"]:

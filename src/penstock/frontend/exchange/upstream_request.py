@@ -13,12 +13,16 @@ from penstock.adapters.engines.dialects.kv_transfer_protocol import PARAMS, TIER
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REASONING_PARSER, TAKEN, TOOL_PARSER
 from penstock.adapters.telemetry.request_span import RequestSpan
 from penstock.frontend.parsers.answer_parsing import parser_plan, raw_text_fields
-from penstock.frontend.prompt.framework_hints import digest
 from penstock.frontend.prompt.model_names import ShadowOrder
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
-from penstock.frontend.prompt.request_body import Parsed, is_whole, with_fields, with_uuids
-from penstock.frontend.prompt.routing_hints import CACHE_CONTROL, NEXT_REQUEST_IN, SPECULATIVE_PREFILL, RoutingHints
-from penstock.frontend.prompt.steering_fields import allowed_of
+from penstock.frontend.prompt.request_body import Parsed, allowed_of, is_whole, with_fields, with_uuids
+from penstock.frontend.prompt.routing_hints import (
+    CACHE_CONTROL,
+    NEXT_REQUEST_IN,
+    SPECULATIVE_PREFILL,
+    RoutingHints,
+    digest,
+)
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
 from penstock.router.events import Dispatch
 
@@ -122,31 +126,17 @@ def engine_body(
     if parsed is None:
         allowed = _allowed(job, dispatch.card)
         return msgspec.json.encode(msgspec.json.decode(job.body) | allowed) if allowed else job.body
-    added = _added(job, parsed, dialect, dispatch, adapter, token_ids, handed, parses)
+    added = added_fields(job, parsed, dialect, dispatch, adapter, token_ids=token_ids, handed=handed, parses=parses)
     for name in without:
         added.pop(name, None)
     return with_fields(parsed, added)
 
 
-def engine_additions(
-    job: UpstreamRequest,
-    dialect: Dialect,
-    dispatch: Dispatch,
-    adapter: str | None,
-    *,
-    token_ids: bool,
-    handed: Mapping[str, Any] | None,
-) -> JsonObject:
-    """Return the fields that `engine_body` adds to the client's own, for another route of the engine."""
-    assert job.parsed is not None
-    return _added(job, job.parsed, dialect, dispatch, adapter, token_ids, handed)
-
-
 def engine_fields(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> JsonObject:
-    """Return the same as fields, for a leg whose request differs from the client's."""
+    """Return the client's fields and those that are added, for a leg whose request differs from the client's."""
     assert job.parsed is not None  # routes of unknown dialect are never split into stages
     dialect = dialect_of(dispatch.card.engine)
-    return {**job.parsed.fields, **_added(job, job.parsed, dialect, dispatch, adapter, False, None)}
+    return {**job.parsed.fields, **added_fields(job, job.parsed, dialect, dispatch, adapter)}
 
 
 def error_text(body: bytes) -> str:
@@ -154,17 +144,18 @@ def error_text(body: bytes) -> str:
     return " ".join(body[:300].decode("utf-8", "replace").split()) or "nothing"
 
 
-def _added(
+def added_fields(
     job: UpstreamRequest,
     parsed: Parsed,
     dialect: Dialect,
     dispatch: Dispatch,
     adapter: str | None,
-    token_ids: bool,
-    handed: Mapping[str, Any] | None,
+    *,
+    token_ids: bool = False,
+    handed: Mapping[str, Any] | None = None,
     parses: bool = True,
 ) -> JsonObject:
-    """Return the fields that are added to, or replace, the client's own."""
+    """Return the fields that are added to, or replace, the client's own; `engine_body` has the arguments."""
     card = dispatch.card
     hints = job.hints
     added: JsonObject = {**(handed or {})}

@@ -1,9 +1,16 @@
-"""API keys, admin keys, the request rate of each key, and protection against requests from other sites' pages."""
+"""API keys, admin keys, the request rate of each key, and what keeps other sites' pages and strange peers out.
+
+Requests between the frontend processes of one cluster are signed (`PeerGuard`). The caller's own key is not passed on:
+a holder of the secret has access, only for reading, except below `PEERS`, where frontends end and forget each other's
+stored responses. A signature binds method, receiver, path and query, a time and a nonce; it is valid for `SPAN` seconds
+and for one request.
+"""
 
 import base64
 import binascii
 import hashlib
 import ipaddress
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +20,9 @@ from types import MappingProxyType
 from penstock.config.cluster_secret_file import private_text
 from penstock.config.settings.tenant_settings import HASHED, TenantSettings, hashed
 from penstock.kernel.errors import ClientError, ConfigError, OverloadedError
+from penstock.kernel.secret import ClusterSecret
 from penstock.router.requests.refusals import RATE_LIMIT
+from penstock.runtime.cluster_state.peer_signature import PURPOSE, VERSION, parts
 
 NO_TENANTS: Mapping[str, Sequence[str]] = MappingProxyType({})
 CALLERS_MAX = 16_384
@@ -206,3 +215,65 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+log = logging.getLogger("penstock.peers")
+
+SPAN = 30
+"""Seconds by which two processes' clocks may differ."""
+PEERS = "/peer/"
+"""Where the routes begin that only frontends of the cluster use."""
+NONCES_MAX = 100_000
+"""Nonces remembered. With more requests in `SPAN` seconds the next ones are refused."""
+
+
+class PeerGuard:
+    """Recognises requests of this cluster's other frontends.
+
+    Args:
+        secret: of the cluster; without one no request is accepted this way.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, secret: ClusterSecret | None, clock: Callable[[], float] = time.time) -> None:
+        self.refused: dict[str, int] = {}
+        """Signed requests that were refused, by reason."""
+        self._secret = secret
+        self._clock = clock
+        self._nonces: OrderedDict[str, float] = OrderedDict()
+
+    def admits(self, header: str | None, method: str, host: str, target: str) -> bool:
+        """Return whether a request with this header is of another frontend of the cluster; true once for each."""
+        if header is None:
+            return False
+        why = self._fault(header, method, host, target)
+        if why is None:
+            return True
+        count = self.refused[why] = self.refused.get(why, 0) + 1
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: an unknown caller must not fill the log
+            log.warning("request %d that says it is of another frontend is not let in: %s", count, why)
+        return False
+
+    def _fault(self, header: str, method: str, host: str, target: str) -> str | None:
+        words = header.split(" ")
+        if not words[0].isascii() or not words[0].isdigit() or len(words[0]) > 9:
+            return "malformed"
+        if int(words[0]) > VERSION:
+            return "newer"
+        if len(words) != 4 or not words[1].isascii() or not words[1].isdigit() or len(words[1]) > 15:
+            return "malformed"
+        at, nonce = int(words[1]), words[2]
+        allowed = method == "GET" or target.startswith(PEERS)
+        if self._secret is None or not allowed or not 16 <= len(nonce) <= 64:
+            return "not allowed"
+        if not self._secret.verify(words[3], PURPOSE, *parts(method, host, target, at, nonce)):
+            return "wrong secret"
+        now = self._clock()
+        if abs(now - at) > SPAN:
+            return "too old"
+        while self._nonces and next(iter(self._nonces.values())) < now - 2 * SPAN:
+            self._nonces.popitem(last=False)
+        if nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
+            return "repeated"
+        self._nonces[nonce] = now
+        return None

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from penstock.frontend.http.http1_head import RequestHead, answer_head, has_body
+from penstock.frontend.http.http1_messages import RequestHead, answer_head, has_body
+from penstock.frontend.http.http_exchange import AnswerFilter, WholeAnswer, filtered
 
 
 class CarryingConnection(Protocol):
@@ -33,6 +34,7 @@ class Http1Exchange:
         "_over",
         "_transport",
         "fields",
+        "filters",
         "full",
         "headers",
         "id",
@@ -59,6 +61,7 @@ class Http1Exchange:
         self.remote = remote
         self.name = ""
         self.fields: dict[str, Any] = {}
+        self.filters: list[AnswerFilter] = []
         self.status: int | None = None
         self.last_write = time.monotonic()
         self._head = head
@@ -81,11 +84,9 @@ class Http1Exchange:
     async def body(self) -> bytes:
         return await self._connection.body()
 
-    @property
-    def begun(self) -> bool:
-        return self.status is not None
-
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
+        if self.filters:
+            status, body, headers = await filtered(self.filters, WholeAnswer(status, body, headers))
         self.status = status
         connection = self._connection
         if not has_body(status):
@@ -98,6 +99,8 @@ class Http1Exchange:
             connection.send(head, body)
 
     def open(self, status: int, headers: Mapping[str, str]) -> None:
+        for each in self.filters:
+            headers = each.head(headers)
         # An HTTP/1.0 client does not know chunks: the connection's end is the body's.
         self._chunked = not self._head.http10
         more = "transfer-encoding: chunked\r\n" if self._chunked else ""
@@ -105,6 +108,8 @@ class Http1Exchange:
         self.status = status
 
     def write(self, data: bytes, *, last: bool = False) -> None:
+        for each in self.filters:
+            data = each.piece(data)
         if self._over or self._connection.closed or not data:
             return
         if self._chunked:

@@ -14,9 +14,17 @@ from typing import Any
 from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection, header_lines
 from penstock.frontend.http import request_context
 from penstock.frontend.http.error_responses import problem, rejected
-from penstock.frontend.http.http1_body import ChunkedBody, decompressed
 from penstock.frontend.http.http1_exchange import Http1Exchange
-from penstock.frontend.http.http1_head import END, BadHead, HeadCheck, RequestHead, answer_head, read_head
+from penstock.frontend.http.http1_messages import (
+    END,
+    BadHead,
+    ChunkedBody,
+    HeadCheck,
+    RequestHead,
+    answer_head,
+    decompressed,
+    read_head,
+)
 from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.http.lent_transport import LentTransport
 from penstock.frontend.http.request_context import KEEP_ALIVE, LINGER, too_large

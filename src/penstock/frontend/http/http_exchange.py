@@ -2,11 +2,64 @@
 
 The thin HTTP binding: a completion's life (`penstock.frontend.exchange.exchange`) knows only this.
 `penstock.frontend.http.http1_exchange` implements it, of the server written by hand for speed; one over aiohttp is its
-oracle in the tests.
+oracle in the tests; `CollectedExchange` stands in for a client where the request is ours. Whatever carries an answer
+passes it through its filters first.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import math
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.kernel.values import JsonObject
+
+COPY_MAX = 4 << 20
+"""Bytes of an answer that are remembered for comparison; a longer one is not compared."""
+MODEL_HEADER = "x-penstock-model"
+_MODEL = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
+"""The field itself: inside a text its quotes would be escaped."""
+LOWEST: Mapping[str, str] = MappingProxyType(
+    {
+        "content-type": "application/json",
+        "x-penstock-strict-priority": "0",
+        "x-penstock-priority": str(-(2**31)),
+    }
+)
+"""Headers of every request of a batch: in the queue, and in engines that schedule by priority, it goes last."""
+
+
+class WholeAnswer(NamedTuple):
+    """An answer that is not streamed."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class AnswerFilter:
+    """Changes, or remembers, an answer on its way out; by itself it does neither."""
+
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        """Return what is sent in place of a whole answer."""
+        return answer
+
+    def head(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers of a streamed answer."""
+        return headers
+
+    def piece(self, data: bytes) -> bytes:
+        """Return what is written in place of bytes of a stream."""
+        return data
+
+
+async def filtered(filters: Iterable[AnswerFilter], answer: WholeAnswer) -> WholeAnswer:
+    """Return a whole answer as it leaves the filters."""
+    for each in filters:
+        answer = await each.whole(answer)
+    return answer
 
 
 class HttpExchange(Protocol):
@@ -15,6 +68,9 @@ class HttpExchange(Protocol):
     An answer is either one `send`, or `open`, any number of `write`, and `end`. Where the client is gone, the task
     that serves it is cancelled; a waiting call may raise ConnectionResetError before that.
     """
+
+    filters: list[AnswerFilter]
+    """What the answer passes, in this order: the nearest to the engine first."""
 
     id: str
     """The request's id; it goes out as x-request-id."""
@@ -32,11 +88,6 @@ class HttpExchange(Protocol):
         Raises:
             ClientError: 413 too large, 408 too slow, 400 broken off.
         """
-        ...
-
-    @property
-    def begun(self) -> bool:
-        """Whether an answer was sent or opened."""
         ...
 
     @property
@@ -85,3 +136,106 @@ class HttpExchange(Protocol):
     def abort(self) -> None:
         """Cut the connection at once."""
         ...
+
+
+class NamedAnswer(AnswerFilter):
+    """Has the answer to a request by another name than its model's own say the name that was asked for.
+
+    Args:
+        model: the model that answers; a header names it.
+        name: what the answer's field ``model`` is to say; None leaves it.
+        copies: remember the answer, as its engine gave it.
+    """
+
+    def __init__(self, model: str, name: str | None, *, copies: bool = False) -> None:
+        self.copy: bytearray | None = bytearray() if copies else None
+        """None where nothing is to be remembered, or it was too long."""
+        self._model = model
+        self._field = None if name is None else b'"model":' + msgspec.json.encode(name)
+
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        return WholeAnswer(answer.status, self.piece(answer.body), self.head(answer.headers))
+
+    def head(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        return {**headers, MODEL_HEADER: self._model}
+
+    def piece(self, data: bytes) -> bytes:
+        if self.copy is not None:
+            self.copy += data
+            if len(self.copy) > COPY_MAX:
+                self.copy = None
+        field = self._field
+        return data if field is None or b'"model"' not in data else _MODEL.sub(lambda _: field, data)
+
+
+class ClientlessExchange:
+    """A request that we make ourselves (`HttpExchange`), whose answer goes to no connection; by itself it is lost.
+
+    Args:
+        sent: the request's body.
+    """
+
+    method = "POST"
+    last_write = math.inf
+
+    def __init__(
+        self, id: str, path: str, name: str, headers: Mapping[str, str], sent: bytes = b"", remote: str | None = None
+    ) -> None:
+        self.id, self.path, self.name, self.headers, self.remote = id, path, name, headers, remote
+        self.sent = sent
+        self.fields: JsonObject = {}
+        self.filters: list[AnswerFilter] = []
+        self.status: int | None = None
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    async def body(self) -> bytes:
+        return self.sent
+
+    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
+        answer = await filtered(self.filters, WholeAnswer(status, body, headers))
+        self.status = answer.status
+        self.take_whole(answer)
+
+    def open(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        for each in self.filters:
+            data = each.piece(data)
+        self.take_piece(data)
+
+    def take_whole(self, answer: WholeAnswer) -> None:
+        """Nobody reads it."""
+
+    def take_piece(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    async def drained(self) -> None:
+        """Return at once: nobody reads too slowly."""
+
+    async def end(self) -> None:
+        """Nobody waits for the end."""
+
+    def abort(self) -> None:
+        """There is no connection."""
+
+
+class CollectedExchange(ClientlessExchange):
+    """A request that we make ourselves, with its answer collected in memory."""
+
+    def __init__(self, id: str, path: str, name: str, sent: bytes, headers: Mapping[str, str] = LOWEST) -> None:
+        super().__init__(id, path, name, dict(headers), sent)
+        self.answer = b""
+
+    def take_whole(self, answer: WholeAnswer) -> None:
+        self.answer = answer.body
+
+    def take_piece(self, data: bytes) -> None:
+        self.answer += data
+
+    def abort(self) -> None:
+        """Drop half an answer: it must not look like a whole one."""
+        self.status, self.answer = None, b""

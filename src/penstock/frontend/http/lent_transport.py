@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.adapters.http1_connection import Http1Connection
-from penstock.frontend.http.http1_head import END
+from penstock.frontend.http.http1_messages import END
 
 
 class LentTransport(asyncio.Transport):

@@ -11,11 +11,10 @@ from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend import logs
 from penstock.frontend.cors_policy import CorsPolicy
-from penstock.frontend.http.api_keys import ApiKeys, KeyRates, Unauthorized, bearer, tenant_keys
+from penstock.frontend.http.api_keys import ApiKeys, KeyRates, PeerGuard, Unauthorized, bearer, tenant_keys
 from penstock.frontend.http.bookkeeping import Bookkeeping
 from penstock.frontend.http.error_responses import ErrorResponse, problem, problem_of, send_error
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.peer_guard import PeerGuard
 from penstock.kernel.errors import OverloadedError, PenstockError
 from penstock.kernel.plurals import counted
 from penstock.router.requests.refusals import DRAINING, INFLIGHT_LIMIT
@@ -163,6 +162,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         try:
             await handler(caller)
         finally:
+            caller.filters.clear()  # an error that follows is ours, in its API's shape already
             gate.leave()
     except Unauthorized as error:
         gate.metrics.unauthorized.add()
@@ -175,7 +175,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         raise
     except Exception:  # supervision boundary: one request's bug must not leak its details nor end the process
         log.exception("request %s failed by a bug of ours", caller.id)
-        if caller.begun:
+        if caller.status is not None:
             caller.abort()  # half an answer must not look like a whole one
         else:
             await send_error(caller, gate.shaped(internal(), caller.path, caller.id))

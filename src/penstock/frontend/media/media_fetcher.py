@@ -92,7 +92,7 @@ class MediaFetcher:
                 if len(self._running) >= FETCHES_MAX:
                     raise OverloadedError(f"{FETCHES_MAX} media are being fetched", retry_after=1.0)
                 task = self._running[key] = asyncio.create_task(self._fetch(key, param), name="media-fetch")
-                task.add_done_callback(lambda done: self._over(key, done))
+                task.add_done_callback(lambda done: self._fetch_over(key, done))
             return await asyncio.shield(task)  # others may wait for it as well
         except ClientError:
             self.refused += 1
@@ -106,7 +106,7 @@ class MediaFetcher:
         if self._session is not None:
             await self._session.close()
 
-    def _over(self, key: tuple[Modality, str], task: "asyncio.Task[FetchedMedia]") -> None:
+    def _fetch_over(self, key: tuple[Modality, str], task: "asyncio.Task[FetchedMedia]") -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # each that waits has it; where all have gone nobody asks
@@ -149,13 +149,13 @@ class MediaFetcher:
                     raise _unfetched(param, f"its server answered {response.status}")
                 if response.headers.get("content-encoding", "identity") != "identity":
                     raise _unfetched(param, "its server compresses it, which was not asked for")
-                data = await self._read(response, param)
+                data = await self._read_body(response, param)
                 found = await asyncio.to_thread(_made, data, modality, param)
-                self._keep(key, found, response.headers)
+                self._keep_media(key, found, response.headers)
                 return found
         raise _unfetched(param, f"more than {REDIRECTS_MAX} redirects")
 
-    async def _read(self, response: aiohttp.ClientResponse, param: str) -> bytes:
+    async def _read_body(self, response: aiohttp.ClientResponse, param: str) -> bytes:
         most = self.settings.bytes_max
         if response.content_length is not None and response.content_length > most:
             raise too_large(param, response.content_length, most)
@@ -169,7 +169,9 @@ class MediaFetcher:
         self.bytes += size
         return b"".join(pieces)
 
-    def _keep(self, key: tuple[Modality, str], media: FetchedMedia, headers: "aiohttp.typedefs.LooseHeaders") -> None:
+    def _keep_media(
+        self, key: tuple[Modality, str], media: FetchedMedia, headers: "aiohttp.typedefs.LooseHeaders"
+    ) -> None:
         place = (key[0], media.content.id)
         known = dict(headers)  # type: ignore[arg-type]
         same = {name.lower(): value for name, value in known.items()}

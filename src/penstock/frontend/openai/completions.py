@@ -9,18 +9,14 @@ from typing import NamedTuple
 from penstock.adapters.telemetry.request_span import NO_SPAN
 from penstock.frontend import decision_span
 from penstock.frontend.answer_filters import TimedAnswer
-from penstock.frontend.exchange.client_answer import ClientAnswer
+from penstock.frontend.exchange.client_answer import ClientAnswer, TokenTiming
 from penstock.frontend.exchange.exchange import RequestExchange
-from penstock.frontend.exchange.spoken_message import SpokenMessage
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.prefix_warming import SpokenMessage
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, has_next_turn
-from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.named_exchange import NamedExchange
-from penstock.frontend.openai.collected_exchange import CollectedExchange
+from penstock.frontend.http.http_exchange import CollectedExchange, HttpExchange, NamedAnswer
 from penstock.frontend.openai.request_books import SHADOW, UNKNOWN, enter_arrival, enter_end, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel, check_prompt
-from penstock.frontend.prompt.model_names import ShadowOrder
-from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.model_names import ShadowOrder, as_served
 from penstock.frontend.prompt.prompt_media import settle_media
 from penstock.frontend.prompt.prompt_renderer import RenderedPrompt
 from penstock.frontend.prompt.request_body import (
@@ -52,7 +48,7 @@ async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, l
     unasked = parsed.stream and not parsed.wants_usage
     job = request.job(label or endpoint, adds_usage=unasked, strip_usage=unasked)
     if job.name is not None:
-        caller = NamedExchange(caller, request.resolved.served, job.name)
+        caller.filters.insert(0, NamedAnswer(request.resolved.served, job.name))
     await carry(caller, service, request.resolved, job, request.prompt, timing)
 
 
@@ -175,7 +171,8 @@ async def carry(
     audited = None
     if service.audit is not None and service.audit.wants(tenant, resolved.model):
         service.audit.check()
-        caller = audited = service.audit.cover(caller)
+        audited = service.audit.filter_of(caller)
+        caller.filters.insert(0, audited)
     admission = None
     if tenant is not None:
         admission = _admit(service, caller.name, tenant, resolved, job, hints, prompt)
@@ -198,9 +195,10 @@ async def carry(
         tenant=tenant,
     )
     caller.id = arrived.id
-    copied: NamedExchange | None = None
+    copied: NamedAnswer | None = None
     if job.shadow is not None:
-        caller = copied = NamedExchange(caller, resolved.served, None, copies=True)
+        copied = NamedAnswer(resolved.served, None, copies=True)
+        caller.filters.insert(0, copied)
     timing.routed = time.monotonic()
     service.bookkeeping.add((enter_arrival, (service, arrived, job, timing)))
     ticket = service.tickets.arrive(arrived)
@@ -216,14 +214,14 @@ async def carry(
             outcome = None if ticket.closed is None else ticket.closed.outcome
             audited.record(job.body, tenant, resolved.model, job.endpoint, outcome)
         if ticket.closed is not None:
-            _over(caller, service, answer, ticket.closed, hints.preferences.service_class)
+            _note_end(caller, service, answer, ticket.closed, hints.preferences.service_class)
             if ticket.closed.outcome == "ok" and (answer.spoken is not None or copied is not None):
                 _follow_up(service, answer, ticket.closed, copied)
         if service.bookkeeping.full:
             service.bookkeeping.enter()
 
 
-def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: NamedExchange | None) -> None:
+def _follow_up(service: Service, answer: ClientAnswer, closed: Closed, copied: NamedAnswer | None) -> None:
     """Begin what follows a whole answer: the next turn's beginning, and copies at other models."""
     job, resolved = answer.job, answer.resolved
     if answer.spoken is not None and answer.speaker is not None:
@@ -302,7 +300,7 @@ def _admit(
     return admission
 
 
-def _over(
+def _note_end(
     caller: HttpExchange, service: Service, answer: ClientAnswer, closed: Closed, service_class: str | None
 ) -> None:
     """Have an ended request counted and recorded, and tell the log about it."""

@@ -1,7 +1,8 @@
-"""Model and health routes: the models, and whether this endpoint can serve."""
+"""Model and health routes: the models, whether this endpoint can serve, and parts of lists as OpenAI's have them."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -9,9 +10,57 @@ from aiohttp import web
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import CALLER
-from penstock.frontend.openai.model_answers import Capability, Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.service import Service, service_of
 from penstock.runtime.cluster_state.adapter_registry import KnownAdapter
+
+Capability = Literal["chat", "completions", "embeddings", "tools", "reasoning", "vision", "adapters"]
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, as OpenAI lists it.
+
+    ``root``: the model behind a name; of a name that models share, the one with the largest weight. ``parent``: of a
+    LoRA adapter, its base model. ``capabilities``: those that are known; another may be there as well.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    capabilities: list[Capability] = []
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class ModelReady(msgspec.Struct, frozen=True):
+    """Whether a model can be served now, and by how many workers."""
+
+    id: str
+    ready: bool
+    workers: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether this endpoint can serve. ``models``: ready workers; ``degraded``: some model has none."""
+
+    status: Literal["ok", "degraded", "unready", "draining"]
+    models: dict[str, int]
+    notes: list[str]
+
+
+class Live(msgspec.Struct, frozen=True):
+    """A process that answers."""
+
+    status: Literal["ok"] = "ok"
+
 
 OWNER = "penstock"
 
@@ -131,3 +180,24 @@ async def _adapters(request: web.Request, service: Service) -> list[ModelEntry]:
 
 def _adapter_entry(adapter: KnownAdapter) -> ModelEntry:
     return ModelEntry(id=adapter.name, owned_by=OWNER, root=adapter.path, parent=adapter.model)
+
+
+T = TypeVar("T")
+
+
+def page_of(request: web.Request, every: list[T], most: int, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
+    """Return the page, and whether there is more; ``most``: its largest size.
+
+    Raises:
+        ClientError: 400: one of the two is wrong.
+    """
+    limit = request.query.get("limit", "20" if most <= 100 else str(most))
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= most:
+        raise rejected(f"limit must be a number from 1 to {most}", "limit")
+    after = request.query.get("after")
+    if after is not None:
+        at = next((number for number, entry in enumerate(every) if id_of(entry) == after), None)
+        if at is None:
+            raise rejected(f"after must name one of the list, not {quoted(after)}", "after")
+        every = every[at + 1 :]
+    return every[: int(limit)], len(every) > int(limit)

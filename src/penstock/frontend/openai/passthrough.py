@@ -7,19 +7,17 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest
 from penstock.frontend.http.error_responses import rejected
 from penstock.frontend.http.http_exchange import HttpExchange
-from penstock.frontend.http.named_exchange import NamedExchange
 from penstock.frontend.http.request_context import gate_of
 from penstock.frontend.http.request_gate import printable
 from penstock.frontend.openai.completions import carry
 from penstock.frontend.openai.request_books import UNKNOWN, refusal
 from penstock.frontend.prompt.model_catalog import ResolvedModel
-from penstock.frontend.prompt.request_body import decode_object, text_field
+from penstock.frontend.prompt.request_body import decode_object, text_field, withheld_from, without, without_parts
 from penstock.frontend.prompt.routing_hints import route_hints
-from penstock.frontend.prompt.steering_fields import withheld_from, without, without_parts
 from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.hashing import BYTES_PER_TOKEN
@@ -77,7 +75,6 @@ async def read_proxied(
         if resolved.name is not None:
             resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
             raw = with_model(raw, content_type, resolved.served)
-            caller = NamedExchange(caller, resolved.served, name)
         if jobs is not None and file is not None:
             hints = hints.placed(jobs.engine(file).id)
     except PenstockError as error:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.frontend.exchange.token_timing import TokenTiming
+from penstock.frontend.exchange.client_answer import TokenTiming
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, ignored_hints
 from penstock.frontend.prompt.model_catalog import ResolvedModel
 from penstock.frontend.service import Service

@@ -7,7 +7,7 @@ from penstock.frontend.http.http_exchange import HttpExchange
 from penstock.frontend.openai.passthrough import model_of, proxied
 from penstock.frontend.prompt.chat_template import TemplateFailed
 from penstock.frontend.prompt.model_catalog import ResolvedModel
-from penstock.frontend.prompt.model_preset import as_served
+from penstock.frontend.prompt.model_names import as_served
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer
 from penstock.frontend.prompt.request_body import Parsed, decode_object, media_of, parse
 from penstock.frontend.service import Service

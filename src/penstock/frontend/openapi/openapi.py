@@ -6,8 +6,9 @@ answers that pass through. A 500 would be a bug, so it is no part of the API. Sc
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ import penstock
 from penstock import extension
 from penstock.config.settings.frontend_settings import FrontendSettings
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
-from penstock.frontend.openai.model_answers import Health, Live, ModelEntry, ModelList, ModelReady
+from penstock.frontend.openai.models import Health, Live, ModelEntry, ModelList, ModelReady
 from penstock.frontend.openapi.openapi_schemas import HEADERS, SCHEMAS
 from penstock.frontend.prompt.request_body import (
     IMAGES,
@@ -53,7 +54,11 @@ OF_CLIENTS = (400, 401, 404, 408, 413, 417, 429, 502, 503, 504)
 """Error statuses of any request to an engine, beside the engine's own answers."""
 OF_ADMINS = (401, 403)
 OF_MODELS = (ModelEntry, ModelList, ModelReady, Health, Live)
+FOR_CLIENTS: list[JsonObject] = [{}, {"key": []}]
+FOR_ADMINS: list[JsonObject] = [{}, {"admin": []}, {"browser": []}]
 _TEXT: JsonObject = {"type": "string"}
+FORM: JsonObject = {"multipart/form-data": {"schema": {"type": "object"}}}
+_REFUSED: JsonObject = {"4XX": {"description": "What the engine refuses.", "content": {"*/*": {}}}}
 
 
 async def description(request: web.Request) -> web.Response:
@@ -109,105 +114,120 @@ def _of_extensions() -> Sequence[RouteDescription]:
     return [describe() for describe in extension.entries("route description").values()]
 
 
+def operation(
+    name: str,
+    summary: str,
+    tag: str,
+    content: JsonObject | None,
+    *,
+    answer: str = "",
+    security: list[JsonObject] | None = None,
+    parameters: Sequence[JsonObject] = (),
+    body: JsonObject | None = None,
+    problems: Sequence[int] = (),
+    more: Mapping[str, JsonObject] = MappingProxyType({}),
+) -> JsonObject:
+    """Describe one method of a path.
+
+    Args:
+        content: of its answer of status 200, by media type; None where there is no such answer.
+        answer: what that is, where the summary does not say it.
+        body: of the request, by media type.
+        problems: statuses of its errors.
+        more: further answers, by status.
+    """
+    described: JsonObject = {"operationId": name, "summary": summary, "tags": [tag]}
+    if security is not None:
+        described["security"] = security
+    if parameters:
+        described["parameters"] = [*parameters]
+    if body is not None:
+        described["requestBody"] = {"required": True, "content": body}
+    whole = {} if content is None else {"200": {"description": answer or summary, "content": content}}
+    described["responses"] = {**whole, **more, **_problems(problems)}
+    return described
+
+
 def _completions() -> JsonObject:
-    chat = _engine_route("Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion")
-    text = _engine_route("Continue a text.", "completion", "CompletionRequest", "Completion")
-    return {"/v1/chat/completions": {"post": chat}, "/v1/completions": {"post": text}}
-
-
-def _engine_route(summary: str, name: str, body: str, answer: str) -> JsonObject:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "tags": ["completions"],
-        "security": [{}, {"key": []}],
-        "parameters": [_parameter("header", header, schema) for header, schema in HEADERS.items()],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}},
-        "responses": {
-            "200": {
-                "description": "The engine's answer: whole, or with stream as server-sent events that end in [DONE].",
-                "headers": {header: {"$ref": f"#/components/headers/{header}"} for header in _answer_headers()},
-                "content": {
-                    "application/json": {"schema": schema_of(answer)},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                },
-            },
-            **_problems(OF_CLIENTS),
-            "4XX": {"description": "What the engine refuses, in its own words.", "content": _any_json()},
-        },
-    }
+    paths: JsonObject = {}
+    for path, summary, name, body, answer in (
+        ("/v1/chat/completions", "Answer a chat.", "chatCompletion", "ChatRequest", "ChatCompletion"),
+        ("/v1/completions", "Continue a text.", "completion", "CompletionRequest", "Completion"),
+    ):
+        post = operation(
+            name,
+            summary,
+            "completions",
+            {**json_of(answer), "text/event-stream": {"schema": _TEXT}},
+            answer="The engine's answer: whole, or with stream as server-sent events that end in [DONE].",
+            security=FOR_CLIENTS,
+            parameters=_hints(),
+            body=json_of(body),
+            problems=OF_CLIENTS,
+            more={"4XX": {"description": "What the engine refuses, in its own words.", "content": json_of("Open")}},
+        )
+        post["responses"]["200"]["headers"] = {
+            header: {"$ref": f"#/components/headers/{header}"} for header in _answer_headers()
+        }
+        paths[path] = {"post": post}
+    return paths
 
 
 def _translated() -> JsonObject:
     """Describe the other APIs, whose bodies their vendors describe."""
     one = RESPONSES + "/{id}"
-    return {
-        path: {method: _translated_route(name, summary, path, body=body)}
-        for path, method, name, summary, body in (
-            (RESPONSES, "post", "createResponse", "OpenAI's responses over any chat engine.", True),
-            (RESPONSES_COUNT, "post", "countInputTokens", "The tokens of a response's prompt.", True),
-            (one + "/input_items", "get", "listInputItems", "What a response answers.", False),
-            (one + "/cancel", "post", "cancelResponse", "End a background response.", False),
-            (MESSAGES, "post", "createMessage", "Anthropic's messages over any chat engine.", True),
-            (MESSAGES_COUNT, "post", "countTokens", "The tokens of a message's prompt.", True),
+    paths: JsonObject = {}
+    for path, method, name, summary in (
+        (RESPONSES, "post", "createResponse", "OpenAI's responses over any chat engine."),
+        (RESPONSES_COUNT, "post", "countInputTokens", "The tokens of a response's prompt."),
+        (one + "/input_items", "get", "listInputItems", "What a response answers."),
+        (one + "/cancel", "post", "cancelResponse", "End a background response."),
+        (MESSAGES, "post", "createMessage", "Anthropic's messages over any chat engine."),
+        (MESSAGES_COUNT, "post", "countTokens", "The tokens of a message's prompt."),
+        (one, "get", "getResponse", "A response that this process holds."),
+        (one, "delete", "deleteResponse", "Forget a response."),
+    ):
+        has_body = not path.startswith(one)
+        paths.setdefault(path, {})[method] = operation(
+            name,
+            summary,
+            "translated",
+            {**json_of("Open"), "text/event-stream": {"schema": _TEXT}},
+            security=FOR_CLIENTS,
+            parameters=[*path_parameters(path), *(_hints() if has_body else ())],
+            body=json_of("Open") if has_body else None,
+            more={
+                "4XX": {"description": "What is refused, in the shape of its API.", "content": json_of("Open")},
+                "5XX": {"description": "What failed, in the shape of its API.", "content": json_of("Open")},
+            },
         )
-    } | {
-        one: {
-            "get": _translated_route("getResponse", "A response that this process holds.", one, body=False),
-            "delete": _translated_route("deleteResponse", "Forget a response.", one, body=False),
-        }
-    }
-
-
-def _translated_route(name: str, summary: str, path: str, *, body: bool) -> JsonObject:
-    hints = [_parameter("header", header, schema) for header, schema in HEADERS.items()] if body else []
-    return {
-        "operationId": name,
-        "summary": summary,
-        "tags": ["translated"],
-        "security": [{}, {"key": []}],
-        "parameters": [*path_parameters(path), *hints],
-        **({"requestBody": {"required": True, "content": _any_json()}} if body else {}),
-        "responses": {
-            "200": {"description": summary, "content": {**_any_json(), "text/event-stream": {"schema": _TEXT}}},
-            "4XX": {"description": "What is refused, in the shape of its API.", "content": _any_json()},
-            "5XX": {"description": "What failed, in the shape of its API.", "content": _any_json()},
-        },
-    }
+    return paths
 
 
 def _proxied(routes: Sequence[str]) -> JsonObject:
-    hints = {name: schema for name, schema in HEADERS.items() if name != "x-penstock-timeout"}
-    paths: JsonObject = {}
-    for route in routes:
-        paths[route] = {
-            "post": {
-                "operationId": ("proxy" if route.startswith("/v1/") else "proxyRoot")
+    return {
+        route: {
+            "post": operation(
+                ("proxy" if route.startswith("/v1/") else "proxyRoot")
                 + "".join(part.capitalize() for part in route.removeprefix("/v1").split("/")),
-                "summary": "Passed to the least loaded engine as it is; what it takes and gives is the engine's.",
-                "tags": ["proxied"],
-                "security": [{}, {"key": []}],
-                "parameters": [_parameter("header", header, schema) for header, schema in hints.items()],
-                "requestBody": {
-                    "required": True,
-                    "content": {
-                        "application/json": {"schema": schema_of("ProxiedRequest")},
-                        "multipart/form-data": {"schema": {"type": "object"}},
-                    },
-                },
-                "responses": {
-                    "200": {"description": "The engine's answer.", "content": {"*/*": {}}},
-                    **_problems(OF_CLIENTS),
-                    "4XX": {"description": "What the engine refuses.", "content": {"*/*": {}}},
-                },
-            }
+                "Passed to the least loaded engine as it is; what it takes and gives is the engine's.",
+                "proxied",
+                {"*/*": {}},
+                answer="The engine's answer.",
+                security=FOR_CLIENTS,
+                parameters=_hints(but="x-penstock-timeout"),
+                body={**json_of("ProxiedRequest"), **FORM},
+                problems=OF_CLIENTS,
+                more=_REFUSED,
+            )
         }
-    return paths
+        for route in routes
+    }
 
 
 def _jobs() -> JsonObject:
     """Describe jobs of engines, whose bodies are OpenAI's as far as the engine has them."""
-    described: JsonObject = {}
+    paths: JsonObject = {}
     rows = [(VIDEO_REMIX, "post", "remixVideo", "Begin a video from another one, at its engine.")]
     for route, noun, kind in ((VIDEOS, "a video", "Video"), (IMAGES, "an image", "Image")):
         one = route + "/{job}"
@@ -220,120 +240,90 @@ def _jobs() -> JsonObject:
             (one + "/cancel", "post", f"cancel{kind}", f"End {noun}, where its engine can."),
         ]
     for path, method, name, summary in rows:
-        begins = path in JOB_PATHS and method == "post"
-        body: JsonObject = {**_any_json(), "multipart/form-data": {"schema": {"type": "object"}}}
-        operation: JsonObject = {
-            "operationId": name,
-            "summary": summary,
-            "tags": ["jobs"],
-            "security": [{}, {"key": []}],
-            "parameters": path_parameters(path),
-            **({"requestBody": {"required": True, "content": body}} if begins else {}),
-            "responses": {
-                "200": {"description": "The engine's answer, with our id of the job.", "content": {"*/*": {}}},
-                **_problems((*OF_CLIENTS, 501)),
-                "4XX": {"description": "What the engine refuses.", "content": {"*/*": {}}},
-            },
-        }
-        described.setdefault(path, {})[method] = operation
-    return described
+        paths.setdefault(path, {})[method] = operation(
+            name,
+            summary,
+            "jobs",
+            {"*/*": {}},
+            answer="The engine's answer, with our id of the job.",
+            security=FOR_CLIENTS,
+            parameters=path_parameters(path),
+            body={**json_of("Open"), **FORM} if path in JOB_PATHS and method == "post" else None,
+            problems=(*OF_CLIENTS, 501),
+            more=_REFUSED,
+        )
+    return paths
 
 
 def _models() -> JsonObject:
-    model = _parameter("path", "model", {"type": "string", "minLength": 1}, required=True)
-    key: list[JsonObject] = [{}, {"key": []}]
-    return {
-        "/v1/models": {"get": get_operation("listModels", "All models.", "models", "ModelList", (401,), key)},
-        "/v1/models/{model}": {
-            "get": {
-                **get_operation(
-                    "getModel", "One model; its id may have slashes.", "models", "ModelEntry", (401, 404), key
-                ),
-                "parameters": [model],
-            }
-        },
-        "/v1/models/{model}/ready": {
-            "get": {
-                **get_operation("modelReady", "Whether it can be served now.", "models", "ModelReady", (401, 404), key),
-                "parameters": [model],
-            }
-            | {"responses": _ready_answers()}
-        },
-    }
-
-
-def _ready_answers() -> JsonObject:
-    both = {"content": {"application/json": {"schema": schema_of("ModelReady")}}}
-    return {
-        "200": {"description": "It can.", **both},
-        "503": {"description": "No worker is ready.", **both},
-        **_problems((401, 404)),
-    }
+    paths: JsonObject = {}
+    not_ready = {"503": {"description": "No worker is ready.", "content": json_of("ModelReady")}}
+    for path, name, summary, answer, more in (
+        ("/v1/models", "listModels", "All models.", "ModelList", {}),
+        ("/v1/models/{model}", "getModel", "One model; its id may have slashes.", "ModelEntry", {}),
+        ("/v1/models/{model}/ready", "modelReady", "Whether it can be served now.", "ModelReady", not_ready),
+    ):
+        parameters = path_parameters(path)
+        paths[path] = {
+            "get": operation(
+                name,
+                summary,
+                "models",
+                json_of(answer),
+                answer="It can." if more else "",
+                security=FOR_CLIENTS,
+                parameters=parameters,
+                problems=(401, 404) if parameters else (401,),
+                more=more,
+            )
+        }
+    return paths
 
 
 def _health() -> JsonObject:
-    health = {"content": {"application/json": {"schema": schema_of("Health")}}}
+    """Describe what every process answers without a key."""
     scope = _parameter("query", "scope", _TEXT, "process: this process alone, not all frontends added up.")
+    unready = {"503": {"description": "unready or draining.", "content": json_of("Health")}}
+    health = operation(
+        "health",
+        "Whether any model can be served.",
+        "health",
+        json_of("Health"),
+        answer="ok or degraded.",
+        more=unready,
+    )
+    text = {"text/plain": {"schema": _TEXT}}
+    metrics = operation("metrics", "Prometheus text.", "health", text, answer="All metrics.", parameters=[scope])
     return {
-        "/health": {
-            "get": {
-                "operationId": "health",
-                "summary": "Whether any model can be served.",
-                "tags": ["health"],
-                "responses": {
-                    "200": {"description": "ok or degraded.", **health},
-                    "503": {"description": "unready or draining.", **health},
-                },
-            }
-        },
-        "/live": {"get": get_operation("live", "200 while the process answers.", "health", "Live", (), None)},
-        "/metrics": {
-            "get": {
-                "operationId": "metrics",
-                "summary": "Prometheus text.",
-                "tags": ["health"],
-                "parameters": [scope],
-                "responses": {
-                    "200": {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-                },
-            }
-        },
-        "/openapi.json": {"get": get_operation("openapi", "This description.", "health", "Open", (), None)},
+        "/health": {"get": health},
+        "/live": {"get": operation("live", "200 while the process answers.", "health", json_of("Live"))},
+        "/metrics": {"get": metrics},
+        "/openapi.json": {"get": operation("openapi", "This description.", "health", json_of("Open"))},
     }
 
 
 def _pages() -> JsonObject:
-    page = {"description": "The page.", "content": {"text/html": {"schema": _TEXT}}}
-    kinds = ("text/javascript", "text/css", "text/html", "image/svg+xml")
-    file = {"description": "The file.", "content": {kind: {"schema": _TEXT} for kind in kinds}}
-    admins = {"tags": ["admin"], "security": _for_admins()}
-    return {
-        "/": {
-            "get": {
-                "operationId": "home",
-                "summary": "On to the status page.",
-                "tags": ["admin"],
-                "responses": {"302": {"description": "To /ui."}},
-            }
-        },
-        "/ui": {
-            "get": {
-                "operationId": "page",
-                "summary": "The status page.",
-                **admins,
-                "responses": {"200": page, **_problems(OF_ADMINS)},
-            }
-        },
-        "/ui/{file}": {
-            "get": {
-                "operationId": "pageFile",
-                "summary": "A script, the style or the icon of the page.",
-                **admins,
-                "parameters": path_parameters("/ui/{file}"),
-                "responses": {"200": file, **_problems((*OF_ADMINS, 404))},
-            }
-        },
-    }
+    home = operation("home", "On to the status page.", "admin", None, more={"302": {"description": "To /ui."}})
+    page = operation(
+        "page",
+        "The status page.",
+        "admin",
+        {"text/html": {"schema": _TEXT}},
+        answer="The page.",
+        security=FOR_ADMINS,
+        problems=OF_ADMINS,
+    )
+    file = operation(
+        "pageFile",
+        "A script, the style or the icon of the page.",
+        "admin",
+        {kind: {"schema": _TEXT} for kind in ("text/javascript", "text/css", "text/html", "image/svg+xml")},
+        answer="The file.",
+        security=FOR_ADMINS,
+        parameters=path_parameters("/ui/{file}"),
+        problems=(*OF_ADMINS, 404),
+    )
+    return {"/": {"get": home}, "/ui": {"get": page}, "/ui/{file}": {"get": file}}
 
 
 def _admin(route: AdminRoute, schemas: Iterator[JsonObject]) -> JsonObject:
@@ -342,22 +332,18 @@ def _admin(route: AdminRoute, schemas: Iterator[JsonObject]) -> JsonObject:
     content = {"application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}}
     body = None if route.body is None else {"application/json": {"schema": next(schemas)}}
     query = [_parameter("query", each.name, next(schemas), each.text) for each in route.query]
-    partly: JsonObject = {}
-    if route.partly is not None:
-        partly[str(route.partly)] = {"description": "Not all was done.", "content": content}
-    return {
-        "operationId": route.name,
-        "summary": route.summary,
-        "tags": ["admin"],
-        "security": _for_admins(),
-        "parameters": [*path_parameters(route.path), *query],
-        **({} if body is None else {"requestBody": {"required": True, "content": body}}),
-        "responses": {
-            "200": {"description": route.summary, "content": content},
-            **partly,
-            **_problems((*OF_ADMINS, *route.errors)),
-        },
-    }
+    partly = {"description": "Not all was done.", "content": content}
+    return operation(
+        route.name,
+        route.summary,
+        "admin",
+        content,
+        security=FOR_ADMINS,
+        parameters=[*path_parameters(route.path), *query],
+        body=body,
+        problems=(*OF_ADMINS, *route.errors),
+        more={} if route.partly is None else {str(route.partly): partly},
+    )
 
 
 def types_of(route: AdminRoute) -> list[Any]:
@@ -393,29 +379,13 @@ def path_parameters(path: str) -> list[JsonObject]:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def get_operation(
-    name: str, summary: str, tag: str, schema: str, problems: Sequence[int], security: list[JsonObject] | None
-) -> JsonObject:
-    answer = {"description": summary, "content": {"application/json": {"schema": schema_of(schema)}}}
-    operation: JsonObject = {
-        "operationId": name,
-        "summary": summary,
-        "tags": [tag],
-        "responses": {"200": answer, **_problems(problems)},
-    }
-    return operation if security is None else {**operation, "security": security}
+def json_of(name: str) -> JsonObject:
+    """Return the content of a JSON body, by media type."""
+    return {"application/json": {"schema": {"$ref": REFERENCE.format(name=name)}}}
 
 
-def _for_admins() -> list[JsonObject]:
-    return [{}, {"admin": []}, {"browser": []}]
-
-
-def schema_of(name: str) -> JsonObject:
-    return {"$ref": REFERENCE.format(name=name)}
-
-
-def _any_json() -> JsonObject:
-    return {"application/json": {"schema": schema_of("Open")}}
+def _hints(but: str = "") -> list[JsonObject]:
+    return [_parameter("header", header, schema) for header, schema in HEADERS.items() if header != but]
 
 
 def _parameter(
@@ -433,13 +403,13 @@ def _problems(statuses: Sequence[int]) -> JsonObject:
 def _problem(status: int) -> JsonObject:
     response: JsonObject = {
         "description": PROBLEMS[status],
-        "content": {"application/json": {"schema": schema_of("Problem")}},
+        "content": json_of("Problem"),
     }
     if status in (429, 503):
         text = "Whole seconds after which a retry may succeed; absent where that is unknown."
         response["headers"] = {"retry-after": {"description": text, "schema": {"type": "integer", "minimum": 1}}}
     if status == 401:
-        response["headers"] = {"www-authenticate": {"description": "How to send a key.", "schema": {"type": "string"}}}
+        response["headers"] = {"www-authenticate": {"description": "How to send a key.", "schema": _TEXT}}
     return response
 
 

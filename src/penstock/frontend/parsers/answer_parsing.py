@@ -13,10 +13,16 @@ import msgspec
 from penstock.adapters.engines.dialects.dialect import Dialect
 from penstock.adapters.engines.http.event_stream import object_in, payload_of, split_events
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 from penstock.frontend.parsers.parser_registry import ChoiceParser, reasoning_tags, thinks, tool_format, whole_text
 from penstock.frontend.parsers.reasoning_stream import ReasoningTags
-from penstock.frontend.parsers.tool_format import ToolFormat, ToolSchemas
+from penstock.frontend.parsers.tool_format import (
+    ContentDelta,
+    ParsedDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolFormat,
+    ToolSchemas,
+)
 from penstock.frontend.prompt.request_body import Parsed
 from penstock.kernel.values import JsonObject, WorkerCard
 

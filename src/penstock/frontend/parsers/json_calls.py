@@ -2,11 +2,11 @@
 
 import re
 
-from penstock.frontend.parsers.parsed_deltas import ToolCallDelta
 from penstock.frontend.parsers.text_markers import BracketSpan
 from penstock.frontend.parsers.tool_format import (
     NO_CALL,
     CallsRead,
+    ToolCallDelta,
     ToolFormat,
     ToolSchemas,
     call_of,

@@ -5,10 +5,17 @@ from functools import lru_cache
 
 from penstock.config.settings.parser_names import OWN_PREFIX, PAIR_MARK
 from penstock.frontend.parsers.json_calls import DEEPSEEK, HERMES, LLAMA3_JSON, MISTRAL
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta, joined
 from penstock.frontend.parsers.reasoning_stream import ReasoningStream, ReasoningTags
 from penstock.frontend.parsers.tool_call_stream import ToolCallStream
-from penstock.frontend.parsers.tool_format import ToolFormat, ToolSchemas
+from penstock.frontend.parsers.tool_format import (
+    ContentDelta,
+    ParsedDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolFormat,
+    ToolSchemas,
+    joined,
+)
 from penstock.frontend.parsers.written_calls import PYTHONIC, QWEN3_CODER
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

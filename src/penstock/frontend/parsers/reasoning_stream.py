@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, ReasoningDelta, joined
 from penstock.frontend.parsers.text_markers import begun, earliest
+from penstock.frontend.parsers.tool_format import ContentDelta, ParsedDelta, ReasoningDelta, joined
 
 
 class ReasoningTags(NamedTuple):
@@ -49,13 +49,13 @@ class ReasoningStream:
 
     def feed(self, text: str) -> list[ParsedDelta]:
         """Take a piece of the text."""
-        return self._read(text, final=False)
+        return self._read_text(text, final=False)
 
     def finish(self) -> list[ParsedDelta]:
         """The text has ended: return the rest."""
-        return self._read("", final=True)
+        return self._read_text("", final=True)
 
-    def _read(self, text: str, final: bool) -> list[ParsedDelta]:
+    def _read_text(self, text: str, final: bool) -> list[ParsedDelta]:
         if self.over:
             return [ContentDelta(text)] if text else []
         self._text += text

@@ -4,9 +4,16 @@ A call is passed on when it is whole. So text that looks like a call and turns o
 last character, and an answer that is cut anywhere reads as the whole one does.
 """
 
-from penstock.frontend.parsers.parsed_deltas import ContentDelta, ParsedDelta, joined
 from penstock.frontend.parsers.text_markers import begun, earliest
-from penstock.frontend.parsers.tool_format import NO_CALL, CallReader, ToolFormat, ToolSchemas
+from penstock.frontend.parsers.tool_format import (
+    NO_CALL,
+    CallReader,
+    ContentDelta,
+    ParsedDelta,
+    ToolFormat,
+    ToolSchemas,
+    joined,
+)
 
 CALL_MAX = 256 * 1024
 """Most characters of one call; a longer one is content. Larger than any model's longest answer in practice."""
@@ -54,17 +61,17 @@ class ToolCallStream:
     def feed(self, text: str) -> list[ParsedDelta]:
         """Take a piece of the text."""
         self._text += text
-        return self._read(final=False)
+        return self._read_calls(final=False)
 
     def finish(self) -> list[ParsedDelta]:
         """The text has ended: return the rest."""
-        out = self._read(final=True)
+        out = self._read_calls(final=True)
         if self._padding and not self.calls:
             out.append(ContentDelta(self._padding))
         self._padding = ""
         return joined(out)
 
-    def _read(self, final: bool) -> list[ParsedDelta]:
+    def _read_calls(self, final: bool) -> list[ParsedDelta]:
         out: list[ParsedDelta] = []
         while self._text:
             if self._reader is None and not self._seek(out, final):

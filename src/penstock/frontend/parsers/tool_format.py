@@ -1,4 +1,4 @@
-"""Tool format: how one family of models writes calls of tools into its text."""
+"""Tool format: how one family of models writes calls of tools into its text, and what that text turns out to be."""
 
 import json
 import math
@@ -6,8 +6,52 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from penstock.frontend.parsers.parsed_deltas import ToolCallDelta
 from penstock.kernel.values import JsonObject
+
+
+class ContentDelta(NamedTuple):
+    """Text for the reader of the answer."""
+
+    text: str
+
+
+class ReasoningDelta(NamedTuple):
+    """Text of the model's reasoning."""
+
+    text: str
+
+
+class ToolCallDelta(NamedTuple):
+    """One whole call.
+
+    Args:
+        arguments: a JSON object as text.
+    """
+
+    name: str
+    arguments: str
+
+
+ParsedDelta = ContentDelta | ReasoningDelta | ToolCallDelta
+
+
+def joined(deltas: list[ParsedDelta]) -> list[ParsedDelta]:
+    """Return deltas in which texts of one kind that follow each other are one, and empty ones are left out."""
+    out: list[ParsedDelta] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        if isinstance(delta, ToolCallDelta):
+            out.append(delta)
+        elif not delta.text:
+            continue
+        elif isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            out[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + delta.text)
+        else:
+            out.append(delta)
+    return out
+
 
 ToolSchemas = Mapping[str, Mapping[str, object]]
 """The request's functions: name -> JSON schema of its parameters."""
@@ -64,7 +108,7 @@ class ToolFormat:
 def json_value(text: str) -> object:
     """Return the value that a JSON text is, or None where it is none."""
     try:
-        return json.loads(text, parse_constant=_number, parse_float=_number)
+        return json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
     except (ValueError, RecursionError):
         return None
 
@@ -113,7 +157,7 @@ def call_of(value: object, schemas: ToolSchemas | None = None) -> ToolCallDelta 
     return ToolCallDelta(name, arguments_text(arguments))
 
 
-def _number(text: str) -> float:
+def _finite_number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):  # a constant such as NaN, or one that is too large: JSON can say neither
         raise ValueError(f"{text} is not a number of JSON")

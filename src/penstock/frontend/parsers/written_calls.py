@@ -6,11 +6,11 @@ import re
 import warnings
 from collections.abc import Mapping
 
-from penstock.frontend.parsers.parsed_deltas import ToolCallDelta
 from penstock.frontend.parsers.text_markers import BracketSpan
 from penstock.frontend.parsers.tool_format import (
     NO_CALL,
     CallsRead,
+    ToolCallDelta,
     ToolFormat,
     ToolSchemas,
     arguments_text,

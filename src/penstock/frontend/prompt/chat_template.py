@@ -208,7 +208,7 @@ def _prepared(message: JsonObject, takes_parts: bool, mark: bool = False) -> Jso
         out["content"] = [_part(part, mark) if is_media(part) else part for part in content]
     calls = out.get("tool_calls")
     if isinstance(calls, list):
-        out["tool_calls"] = [_call(call) for call in calls]
+        out["tool_calls"] = [_decoded_call(call) for call in calls]
     return out
 
 
@@ -218,7 +218,7 @@ def _part(part: JsonObject, mark: bool) -> JsonObject:
     return {"type": "text", "text": MARK} if mark else {"type": kind}
 
 
-def _call(call: Any) -> Any:
+def _decoded_call(call: Any) -> Any:
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     arguments = call["function"].get("arguments")

@@ -8,8 +8,7 @@ from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.prompt import context_overflow
-from penstock.frontend.prompt.model_names import ModelNames
-from penstock.frontend.prompt.model_preset import ModelPreset, template_text
+from penstock.frontend.prompt.model_names import ModelNames, ModelPreset, template_text
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptMedia
 from penstock.frontend.prompt.prompt_renderer import ENGINE, OFF
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer

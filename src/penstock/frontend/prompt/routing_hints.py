@@ -2,19 +2,82 @@
 
 Headers win over the body, Penstock's spelling of a header wins over the other ones, and all of these win over what a
 framework says (`framework_hints`). Unknown names are ignored: the body reaches the engine as it came.
+
+Of frameworks that do not know our headers OpenAI's ``prompt_cache_key``, ``user``, ``safety_identifier`` and
+``metadata``, LangSmith's header of runs and Claude Code's of sessions are read. They are no hints for us, so one of
+another form is left alone: the engine judges it.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.frontend.http.error_responses import rejected
-from penstock.frontend.prompt.framework_hints import FIELDS, RUN_HEADER, SESSION_HEADER, framework_hints
 from penstock.kernel.values import WorkerId
 from penstock.router.events import Preferences
+
+RUN_HEADER = "langsmith-trace"
+SESSION_HEADER = "x-claude-code-session-id"
+FIELDS = frozenset({"prompt_cache_key", "user", "safety_identifier", "metadata"})
+SESSION_KEYS = ("session_id", "thread_id", "conversation_id")
+"""Keys of ``metadata`` that name a conversation, as LangSmith and LangGraph have them."""
+PROGRAM_KEYS = ("program_id", "trace_id", "run_id")
+_ROOT_RUN = re.compile(r"[0-9]{8}T[0-9]+Z([0-9a-fA-F-]{32,36})(?:\.|\Z)")
+"""Such a header is a path of runs, each a time and an id; the first is the run of the whole program."""
+
+
+class FrameworkHints(NamedTuple):
+    """What a framework's request says of where it belongs."""
+
+    session: str | None = None
+    program: str | None = None
+
+
+def framework_hints(headers: Mapping[str, str], fields: Mapping[str, object]) -> FrameworkHints:
+    """Read the hints of a request, the first of each row that it has.
+
+    ``prompt_cache_key``, then Claude Code's session, then a conversation in ``metadata``, is the session. A
+    program in ``metadata``, then the root of LangSmith's runs, then the person (``safety_identifier``, ``user``) is the
+    program.
+    """
+    metadata = fields.get("metadata")
+    notes: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
+    session = _id(fields.get("prompt_cache_key")) or _id(headers.get(SESSION_HEADER)) or _first_id(notes, SESSION_KEYS)
+    program = _first_id(notes, PROGRAM_KEYS) or _root_run(headers.get(RUN_HEADER))
+    if program is None:
+        program = _person(fields.get("safety_identifier")) or _person(fields.get("user"))
+    return FrameworkHints(session, program)
+
+
+def _first_id(notes: Mapping[str, object], names: tuple[str, ...]) -> str | None:
+    return next((value for value in (_id(notes.get(name)) for name in names) if value is not None), None)
+
+
+def _id(value: object) -> str | None:
+    """Return an id, shortened to a digest where it is long or has signs that do not print."""
+    if not isinstance(value, str) or not value:
+        return None
+    return value if len(value) <= TEXT_MAX and value.isprintable() else digest(value)
+
+
+def _person(value: object) -> str | None:
+    """Return a person's id as a digest: it may be an address, and records and status show the program."""
+    return f"user-{digest(value)}" if isinstance(value, str) and value else None
+
+
+def _root_run(trace: str | None) -> str | None:
+    match = None if trace is None else _ROOT_RUN.match(trace)
+    return None if match is None else match[1]
+
+
+def digest(value: str) -> str:
+    """Return a short name for an id that can't be shown or sent as it is."""
+    return hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
 
 _PREFILL = ("x-penstock-prefill-worker", "x-dynamo-prefill-instance-id")
 _WORKER = ("x-penstock-worker", "x-dynamo-worker-instance-id", "x-worker-instance-id")
@@ -125,31 +188,35 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     hints = _object(nvext, "agent_hints")
     context = _object(nvext, "agent_context")
     session = _object(nvext, "session_control")
-    worker = _text(headers, _WORKER)
+    worker = _header_text(headers, _WORKER)
     if worker is None:
         worker = _worker(nvext, "backend_instance_id", "decode_worker_id")
-    prefill = _text(headers, _PREFILL)
+    prefill = _header_text(headers, _PREFILL)
     if prefill is None:
         prefill = _worker(nvext, "prefill_worker_id")
-    allowed = _text(headers, _ALLOWED, limit=8192)
-    program = _first(
-        _text(headers, _PROGRAM),
+    allowed = _header_text(headers, _ALLOWED, limit=8192)
+    program = _first_given(
+        _header_text(headers, _PROGRAM),
         _field(nvext, "program_id"),
         _field(hints, "program_id"),
         _field(context, "program_id"),
         framework.program,
     )
-    home = _first(
-        _text(headers, _SESSION),
+    home = _first_given(
+        _header_text(headers, _SESSION),
         _field(session, "session_id"),
         _field(context, "session_id"),
         framework.session,
     )
-    rank = _first(_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
-    priority = _first(_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1))
-    strict = _first(_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1))
-    service_class = _first(
-        _text(headers, _CONTEXT),
+    rank = _first_given(_header_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
+    priority = _first_given(
+        _header_number(headers, _PRIORITY, -(2**31), 2**31 - 1), _whole(hints, "priority", -(2**31), 2**31 - 1)
+    )
+    strict = _first_given(
+        _header_number(headers, _STRICT, 0, 2**32 - 1), _whole(hints, "strict_priority", 0, 2**32 - 1)
+    )
+    service_class = _first_given(
+        _header_text(headers, _CONTEXT),
         _field(nvext, "context_type"),
         _field(hints, "context_type"),
         _field(context, "context_type"),
@@ -171,9 +238,9 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             **pins,
             priority=priority or 0,
             strict=strict or 0,
-            osl=_first(_number(headers, _OSL, 0, 2**32 - 1), _whole(hints, "osl", 0, 2**32 - 1)),
+            osl=_first_given(_header_number(headers, _OSL, 0, 2**32 - 1), _whole(hints, "osl", 0, 2**32 - 1)),
             # A program without a session counts as a session: its requests share prefixes and belong together.
-            session=_first(home, program),
+            session=_first_given(home, program),
             program=program,
             service_class=service_class,
             overlap_credit=_real(headers, _CREDIT, 0.0, 1e6),
@@ -181,7 +248,7 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             next_in=next_in,
             if_cached=IF_CACHED in headers.get(_PREFER, "").lower(),
         ),
-        salt=_first(_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
+        salt=_first_given(_header_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
         extra=_extra(nvext),
         ignored=ignored,
         uncertain=bool(ignored) or ttl is not None or warms or next_in is not None,
@@ -210,11 +277,11 @@ _TTL = re.compile(r"([0-9]{1,7})([smh])")
 _TTL_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def _first(*values: Any) -> Any:
+def _first_given(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _text(headers: Mapping[str, str], names: tuple[str, ...], limit: int = TEXT_MAX) -> str | None:
+def _header_text(headers: Mapping[str, str], names: tuple[str, ...], limit: int = TEXT_MAX) -> str | None:
     for name in names:
         value = headers.get(name)
         if value is not None:
@@ -225,7 +292,7 @@ def _text(headers: Mapping[str, str], names: tuple[str, ...], limit: int = TEXT_
     return None
 
 
-def _number(headers: Mapping[str, str], names: tuple[str, ...], low: int, high: int) -> int | None:
+def _header_number(headers: Mapping[str, str], names: tuple[str, ...], low: int, high: int) -> int | None:
     for name in names:
         value = headers.get(name)
         if value is not None:

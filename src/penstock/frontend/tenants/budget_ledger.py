@@ -4,6 +4,7 @@ Each process writes its own sum of each tenant, and reads those of the others, e
 may be overrun by what the processes admit in that time, and a crash forgets as much.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -96,7 +97,7 @@ class BudgetLedger:
             return
         try:
             found = await self._store.list(PREFIX)
-            self._read(found)
+            self._read_entries(found)
             for tenant in sorted(self._dirty):
                 await self._store.put(f"{PREFIX}{tenant}/{self._process}", msgspec.json.encode(self._own[tenant]))
                 self._dirty.discard(tenant)
@@ -107,7 +108,13 @@ class BudgetLedger:
             return
         self.failing = False
 
-    def _read(self, entries: Mapping[str, bytes]) -> None:
+    async def run(self) -> None:
+        """Keep the budgets, until cancelled."""
+        while True:
+            await asyncio.sleep(SYNC_EVERY)
+            await self.sync()
+
+    def _read_entries(self, entries: Mapping[str, bytes]) -> None:
         now = self._wall()
         others: dict[str, int] = {}
         for key, value in entries.items():

@@ -25,7 +25,7 @@ from penstock.adapters.engines.http.engine_access import OPEN, EngineAccess, eng
 from penstock.adapters.engines.http.engine_http import EngineServer
 from penstock.adapters.engines.stats.step_stats_source import steps_of
 from penstock.config.files.profile_manifest import PointKind, ProfileManifest, ProfilePoint
-from penstock.frontend.admin.cluster_status import ClusterStatus
+from penstock.frontend.admin.admin_answers import ClusterStatus
 from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import StepStats, WorkerCard
 from penstock.page.page_file import write_page

@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import web
 
 from penstock.frontend.admin import page_routes
+from penstock.frontend.admin.admin_answers import DecisionList, RequestList
 from penstock.frontend.admin.admin_query import limits_of, seconds_of
-from penstock.frontend.admin.request_lists import DecisionList, RequestList
 from penstock.frontend.http.api_keys import ApiKeys, check_admin
 from penstock.frontend.http.error_responses import problem, problem_of, quoted, rejected, response_of
 from penstock.frontend.openai.models import json_response

@@ -1,16 +1,47 @@
-"""Cluster status: the answers of GET /admin/status, for all frontend processes and for one, and of /admin/index."""
+"""Admin answers: what the admin routes that a command reads return: status, requests, decisions, index and settings."""
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
 from penstock.frontend.program_ledger import ProgramStatus
-from penstock.frontend.shadows.shadow_status import ShadowStatus
 from penstock.kernel.latency_bins import Bins
+from penstock.kernel.machine import Nanos
+from penstock.kernel.request_record import RequestEnd
 from penstock.router.status_rows import ModelStatus, QueueStatus, StatusCounts, StatusFinding, WorkerStatus
 from penstock.runtime.cluster_state.crash_log import CrashStatus
 from penstock.runtime.cluster_state.fleet_api import DesiredPool
 from penstock.runtime.planning.planner_report import PlannerReport
+
+
+class ShadowStatus(msgspec.Struct, kw_only=True):
+    """Copies of one name's requests to one model. ``seconds``, ``answered_seconds``: means of the compared answers."""
+
+    model: str
+    share: float
+    same: int = 0
+    different: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float | None = None
+    answered_seconds: float | None = None
+
+    def join(self, other: "ShadowStatus") -> None:
+        """Add another process's counts."""
+        for field in ("seconds", "answered_seconds"):
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine is None or theirs is None:
+                setattr(self, field, theirs if mine is None else mine)
+            else:
+                here, there = self.compared, other.compared
+                setattr(self, field, (mine * here + theirs * there) / max(1, here + there))
+        for field in ("same", "different", "failed", "skipped"):
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+    @property
+    def compared(self) -> int:
+        return self.same + self.different
 
 
 class TokenizerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,3 +168,68 @@ class WorkerIndex(msgspec.Struct, frozen=True):
     """The same of every frontend process that answers."""
 
     routers: list[RouterBelief]
+
+
+D = TypeVar("D")
+
+
+class RequestList(msgspec.Struct, frozen=True):
+    """Ended requests, the newest first."""
+
+    requests: list[RequestEnd]
+
+
+class DecisionList(msgspec.Struct, Generic[D], frozen=True):
+    """Decisions, the newest first: as JSON where they are passed on, as ``Decision`` where they are read."""
+
+    decisions: list[D]
+
+
+class DecisionKey(msgspec.Struct, frozen=True):
+    """What tells one recorded decision from all others."""
+
+    at: Nanos
+    request: str
+    attempt: int
+    stage: str = "aggregated"
+
+
+KnobText = str | int | float | bool | None
+"""A value as operators give it."""
+KnobValue = KnobText | dict[str, float]
+
+
+class KnobSinceStart(msgspec.Struct, frozen=True):
+    """A knob that was changed: its value at the start and now."""
+
+    start: KnobValue
+    now: KnobValue
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """The knobs of one frontend process."""
+
+    name: str
+    settings: dict[str, KnobValue]
+
+
+class LiveSettings(msgspec.Struct, frozen=True):
+    """Every live knob, those that were changed, and the knobs of each frontend process."""
+
+    settings: dict[str, KnobValue]
+    changed: dict[str, KnobSinceStart]
+    frontends: list[ProcessSettings]
+
+
+class KnobChange(msgspec.Struct, frozen=True):
+    """A knob that was changed now."""
+
+    old: KnobValue
+    new: KnobValue
+
+
+class SettingsSet(msgspec.Struct, frozen=True):
+    """What POST /admin/set changed, and the value of every knob that it named."""
+
+    changed: dict[str, KnobChange]
+    values: dict[str, KnobValue]

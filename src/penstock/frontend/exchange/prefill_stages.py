@@ -2,7 +2,8 @@
 
 They run apart from the client's connection: a client that hangs up must not leave KV behind that no worker fetches. KV
 that an engine holds for another is fetched either by the leg that answers, or by one that is sent only for that
-(`Release`).
+(`Release`). An encode worker gets the media of a request first, one request for each, as vLLM's own proxy does; it puts
+what it makes where the others find it by the content's name, so nothing comes back but that it is done.
 """
 
 import asyncio
@@ -34,15 +35,134 @@ from penstock.adapters.engines.http.engine_call import (
 )
 from penstock.adapters.task_cancel import cancel_all
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.frontend.cluster_view import ClusterView, RequestTicket
+from penstock.config.settings.frontend_settings import UpstreamSettings
+from penstock.frontend.cluster_view import ClusterView
 from penstock.frontend.exchange.open_attempts import STOPPED, OpenAttempts, WorkerAbsence, adapter_ready
-from penstock.frontend.exchange.sse import cached_tokens
-from penstock.frontend.exchange.stages.encode_stage import EncodeStage
+from penstock.frontend.exchange.sse import cached_tokens, usage_of
 from penstock.frontend.exchange.upstream_request import UpstreamRequest, engine_fields, error_text
-from penstock.frontend.exchange.usage import usage_of
+from penstock.frontend.prompt.request_body import media_of
 from penstock.kernel.errors import EngineError, InvariantError
 from penstock.kernel.values import JsonObject, RequestId, WorkerCard
 from penstock.router.events import Abort, Dispatch, Handoff, Release
+from penstock.runtime.node.tickets import Ticket
+
+AT_ONCE_MAX = 8
+"""Media of one request that are encoded at the same time."""
+_KEPT = ("model", "mm_processor_kwargs", "media_io_kwargs")
+"""Fields of the request that decide what is encoded, and under which name."""
+
+
+class EncodeStage:
+    """One leg without output: every medium that its `Dispatch` names.
+
+    Args:
+        headers: for the engine.
+        limits: on its time and on its silence.
+    """
+
+    def __init__(
+        self,
+        engines: EngineCalls,
+        cluster: ClusterView,
+        attempts: OpenAttempts,
+        ticket: Ticket,
+        dispatch: Dispatch,
+        job: UpstreamRequest,
+        adapter: str | None,
+        headers: dict[str, str],
+        limits: UpstreamSettings,
+    ) -> None:
+        self._attempts = attempts
+        self._ticket = ticket
+        self._dispatch = dispatch
+        self._dialect = dialect_of(dispatch.card.engine)
+        self._limits = limits
+        self._began = time.monotonic()
+        self._absence = WorkerAbsence(cluster, dispatch.card)
+        self.gave_up = False
+        self._calls: list[EngineCall] = [
+            engines.call(dispatch.card.url, job.path, msgspec.json.encode(body), headers)
+            for body in encode_bodies(job, dispatch, adapter)
+        ]
+        self._status: int | None = None
+        self._kind = "fault"
+
+    async def run(self) -> None:
+        """Send the media to the engine and post what came of it to the router."""
+        dispatch, ticket = self._dispatch, self._ticket
+        key = (ticket.id, dispatch.attempt)
+        self._attempts.open[key] = self
+        limit = asyncio.Semaphore(AT_ONCE_MAX)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call in self._calls:
+                    group.create_task(self._encode(call, limit))
+            ticket.staged(dispatch.attempt, kv_retained=False, cached=None)
+        except* EngineError as errors:
+            if not self.gave_up:
+                ticket.failed(
+                    f"worker {dispatch.target}: {_first(errors).message}",
+                    retryable=True,  # whatever it was, the worker that prefills can do this itself
+                    worker_at_fault=self._kind == "fault",
+                    status=self._status,
+                    leaving=self._kind == "leaving",
+                    attempt=dispatch.attempt,
+                )
+        finally:
+            del self._attempts.open[key]
+            for call in self._calls:
+                call.close()
+
+    def stop(self, reason: str) -> None:
+        """Stop the stage, by order of the router."""
+        self.gave_up = True
+        self._stop(reason)
+
+    async def look(self, now: float) -> None:
+        """Stop a stage that takes too long, or whose worker is gone."""
+        if now - self._began > self._limits.first_byte_timeout:
+            self._stop(f"no answer within {self._limits.first_byte_timeout} s")
+        if self._absence.beyond(self._limits.quiet_timeout, now):
+            self._stop("its worker is gone")
+
+    def _stop(self, reason: str) -> None:
+        for call in self._calls:
+            call.stop(reason)
+
+    async def _encode(self, call: EngineCall, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            await call.begin()
+            body = await call.read()
+        if call.status >= 400:
+            text = error_text(body)
+            self._status, self._kind = call.status, self._dialect.refusal(call.status, text)
+            raise EngineError(f"the engine answered {call.status}: {text}")
+
+
+def encode_bodies(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None) -> list[JsonObject]:
+    """Return what an encode worker is asked: a chat of one message with nothing but one medium, for one token."""
+    assert job.parsed is not None  # only chats have media
+    fields = engine_fields(job, dispatch, adapter)
+    kept = {name: fields[name] for name in _KEPT if name in fields}
+    parts = media_of(fields)
+    return [
+        {
+            **kept,
+            "messages": [{"role": "user", "content": [parts[place]]}],
+            "max_tokens": 1,
+            "stream": False,
+        }
+        for place in dispatch.encode
+    ]
+
+
+def _first(errors: BaseExceptionGroup[EngineError]) -> EngineError:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, EngineError)
+    return found
+
 
 log = logging.getLogger("penstock.frontend")
 
@@ -109,7 +229,7 @@ class PrefillStages:
 
     def start(
         self,
-        ticket: RequestTicket,
+        ticket: Ticket,
         dispatch: Dispatch,
         job: UpstreamRequest,
         adapter: str | None,
@@ -259,9 +379,9 @@ class PrefillStages:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._forget_task)
 
-    def _over(self, task: "asyncio.Task[None]") -> None:
+    def _forget_task(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed by a bug of ours", task.get_name(), exc_info=error)
@@ -273,7 +393,7 @@ class _PrefillStage:
     def __init__(
         self,
         stages: PrefillStages,
-        ticket: RequestTicket,
+        ticket: Ticket,
         dispatch: Dispatch,
         job: UpstreamRequest,
         adapter: str | None,

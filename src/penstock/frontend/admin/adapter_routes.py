@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from penstock.adapters.seams import StoreUnavailable
-from penstock.frontend.admin.cluster_status import WantedAdapter
+from penstock.frontend.admin.admin_answers import WantedAdapter
 from penstock.frontend.admin.fleet_routes import body_of, note, store_of, unavailable
 from penstock.frontend.http.error_responses import quoted, rejected
 from penstock.frontend.http.request_context import CALLER

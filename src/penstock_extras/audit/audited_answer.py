@@ -1,21 +1,21 @@
-"""Audited exchange: a client's request whose prompt and answer go into the audit log as well."""
+"""Audited answer: remembers the answer to a client's request, and puts it with the prompt into the audit log."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from penstock.frontend.http.exchange_cover import ExchangeCover
-from penstock.frontend.http.http_exchange import HttpExchange
+from penstock.frontend.answer_filters import AuditedAnswer
+from penstock.frontend.http.http_exchange import HttpExchange, WholeAnswer
 from penstock_extras.audit.audit_entry import AuditEntry
 
 ANSWER_MAX = 8 << 20
 """Bytes that are kept of an answer: longer than any model's output as text, streams with their frames included."""
 
 
-class AuditedExchange(ExchangeCover):
-    """One request whose answer is remembered; `record` writes both down."""
+class RecordedAnswer(AuditedAnswer):
+    """The answer to one request; `record` writes both down."""
 
     def __init__(self, caller: HttpExchange, add: Callable[[AuditEntry], None]) -> None:
-        super().__init__(caller)
+        self._caller = caller
         self._add = add
         self._at = time.time()
         self._answer: list[bytes] = []
@@ -25,29 +25,26 @@ class AuditedExchange(ExchangeCover):
         """Put the request into the log: it is over."""
         self._add(
             AuditEntry(
-                id=self.id,
+                id=self._caller.id,
                 at=self._at,
                 tenant=tenant,
-                key=self.name,
+                key=self._caller.name,
                 model=model,
                 endpoint=endpoint,
                 outcome=outcome,
-                status=self.status,
+                status=self._caller.status,
                 prompt=prompt,
                 answer=b"".join(self._answer)[:ANSWER_MAX],
                 cut=self._size > ANSWER_MAX,
             )
         )
 
-    def _keep(self, data: bytes) -> None:
+    async def whole(self, answer: WholeAnswer) -> WholeAnswer:
+        self.piece(answer.body)
+        return answer
+
+    def piece(self, data: bytes) -> bytes:
         if self._size < ANSWER_MAX:
             self._answer.append(data)
         self._size += len(data)
-
-    async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
-        self._keep(body)
-        await super().send(status, body, headers, close=close)
-
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        self._keep(data)
-        super().write(data, last=last)
+        return data

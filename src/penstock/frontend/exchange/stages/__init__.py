@@ -1,1 +1,0 @@
-"""Stages of a request before its last one, as the frontend carries them out."""
