@@ -1,4 +1,7 @@
-"""Child process of a supervisor: start, first line on standard output, log, and an end that leaves no orphans."""
+"""Child process of a supervisor: start, first line on standard output, log, restarts, an end that leaves no orphans.
+
+A `RestartedChild` is started again whenever it ends: frontends, the planner, tier and weight processes.
+"""
 
 import asyncio
 import ctypes
@@ -7,14 +10,20 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending, tail
-from penstock.kernel.errors import EngineError
+from penstock.adapters.task_cancel import end
+from penstock.config.derived.knobs import derive
+from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings, SuperviseSettings
+from penstock.fleet.crash_backoff import crash_wait
+from penstock.kernel.errors import EngineError, PenstockError
 
-log = logging.getLogger("penstock.children")
+log = logging.getLogger("penstock.supervisor")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -134,3 +143,116 @@ class ChildProcess:
             return await asyncio.wait_for(self.process.wait(), 2.0)
         except TimeoutError:
             return None
+
+
+class RestartedChild:
+    """One child process that is started again after waits that grow: `begin`, then `stop` or `release`.
+
+    Args:
+        name: such as "the planner", for the log.
+        without: what is so while there is none, for the log.
+        settings: returns those that count now.
+        start: starts it.
+        patience: seconds until it is ready; None takes supervise.start_timeout.
+        crashed: takes the words for how it ended.
+        failed: takes the error of a start.
+        waits: takes the seconds until the next start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        without: str,
+        settings: Callable[[], SuperviseSettings],
+        start: Callable[[], Awaitable[ChildProcess]],
+        *,
+        patience: float | None = None,
+        crashed: Callable[[str], object] = lambda ending: None,
+        failed: Callable[[Exception], object] = lambda error: None,
+        waits: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
+        self._name, self._without = name, without
+        self._settings = settings
+        self._start = start
+        self._patience = patience
+        self._crashed, self._failed, self._waits = crashed, failed, waits
+        self._watcher: asyncio.Task[None] | None = None
+        self._child: asyncio.Future[ChildProcess] | None = None
+        """The newest, also while it is being started."""
+        self._stopping = BackgroundTasks()
+        """Goes on where the caller of `stop` is cancelled."""
+        self.served = False
+        """Whether one ever worked."""
+
+    def begin(self, working: ChildProcess | None = None) -> None:
+        """Keep it running from now on; ``working`` is one that is ready already."""
+        if self._watcher is None:
+            self._child = asyncio.ensure_future(self._start() if working is None else _at_once(working))
+            self._watcher = asyncio.create_task(self._watch(working is not None), name=self._name)
+
+    async def release(self) -> ChildProcess | None:
+        """Watch it no longer and return it as it is, once it is started; None where there is none."""
+        if self._watcher is not None:
+            await end((self._watcher,))  # one cancel is not enough: `asyncio.wait_for` may lose it
+        self._watcher, child = None, self._child
+        if child is None:
+            return None
+        await asyncio.wait((child,))
+        self._child = None
+        return child.result() if child.exception() is None else None
+
+    async def stop(self) -> None:
+        """End it; one that is being started is not left behind."""
+        self._stopping.spawn(self._end())
+        await self._stopping.settled()
+
+    async def _end(self) -> None:
+        child = await self.release()
+        if child is not None:
+            await child.stop(self._settings().stop_grace)
+
+    async def _watch(self, ready: bool) -> None:
+        wait, reason = 0.0, ""
+        while True:
+            began: float | None = None
+            assert self._child is not None
+            try:
+                child = await asyncio.shield(self._child)
+                if not ready:
+                    await child.ready(self._patience or self._settings().start_timeout or START_TIMEOUT)
+                began, reason = time.monotonic(), ""
+                self.served = True
+                status = await child.wait()
+                self._crashed(ending(status))
+                log.error("%s %s; %s meanwhile", self._name, ending(status), self._without)
+            except (PenstockError, OSError) as error:
+                # The same reason at each try is said once, and again where it changes.
+                level, reason = (logging.DEBUG if reason == str(error) else logging.ERROR), str(error)
+                log.log(level, "%s can't be started, so %s: %s", self._name, self._without, error)
+                self._failed(error)
+                if self._child.exception() is None:
+                    await self._child.result().stop(self._settings().stop_grace)
+            ready = False
+            ran = 0.0 if began is None else time.monotonic() - began
+            wait = crash_wait(wait, ran, self._settings().restart_backoff)
+            self._waits(wait)
+            await asyncio.sleep(wait)
+            self._child = asyncio.ensure_future(self._start())
+
+
+async def _at_once(child: ChildProcess) -> ChildProcess:
+    return child
+
+
+def secrets_of(settings: ClusterSettings) -> dict[str, str]:
+    """Return the secrets for a child's environment: the run folder's config.yaml has none."""
+    secrets = {}
+    for knob in derive(ClusterSettings):
+        if knob.knob.secret and not knob.is_mapping and "*" not in knob.path:
+            value: Any = settings
+            for name in knob.path:
+                value = getattr(value, name)
+            if value:
+                plain = value if isinstance(value, str | dict) else list(value)
+                secrets[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
+    return secrets
