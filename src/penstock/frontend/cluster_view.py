@@ -13,7 +13,7 @@ from penstock.router.kv_index.image_placeholders import ImagePlaceholders
 from penstock.runtime.kv_events.peer_blocks import PeerBlocks
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
-from penstock.runtime.planning.frontend_counts import FrontendCounts
+from penstock.runtime.planning.counters_export import FrontendCounts
 
 
 class RequestTicket(Protocol):

@@ -40,8 +40,7 @@ from penstock.runtime.cluster_state.desired_state import (
     put,
 )
 from penstock.runtime.cluster_state.store_watch import RETRY, follow
-from penstock.runtime.planning.planner_report import PlannerReport
-from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.planning.planner_report import PlannerReport, PlannerStatus
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.supervision.engine_fleet import GPU_ENGINES, EngineFleet, EngineHost, Launcher
 from penstock.runtime.supervision.reconciler import Reconciler

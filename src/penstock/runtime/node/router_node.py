@@ -48,7 +48,7 @@ from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.plugin_watch import PluginWatch
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
-from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.planning.planner_report import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.pod_run_folder import process_name
 from penstock.runtime.supervision.revoked_leases import RevokedLeases
