@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.sources.prometheus_queries import queries
+from penstock.adapters.sources.prometheus_source import queries
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
 from penstock.frontend.live_settings import tune
 from penstock.frontend.prompt.model_names import ModelNames

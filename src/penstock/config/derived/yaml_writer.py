@@ -46,8 +46,6 @@ INIT_HINTS = {
     "runs.dir",
 }
 """Keys that the short form of `config init` shows as comments."""
-
-
 _WORD = re.compile(r"[A-Za-z/](?:[A-Za-z0-9_./:-]*[A-Za-z0-9_./-])?")
 
 

@@ -33,11 +33,7 @@ from penstock.runtime.cluster_state.desired_state import (
 from penstock.runtime.cluster_state.fleet_api import DesiredState, FlipBody, Flipped, PoolsScaled, Problem, ScaleBody
 
 log = logging.getLogger("penstock.planner")
-
-
 T = TypeVar("T")
-
-
 ADMIN_TIMEOUT = 10.0
 
 

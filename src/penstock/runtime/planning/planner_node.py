@@ -56,12 +56,8 @@ from penstock.runtime.records.run_folder import Cap, LineWriter, RunFolder
 from penstock.runtime.supervision.terminal import Say, on_signals, this_command
 
 log = logging.getLogger("penstock.planner")
-
-
 BENCHMARKS_EVERY = 5.0
 """Seconds between two reads of the present workers."""
-
-
 BENCHMARK_TRIES = 3
 """Times that workers of a model and role are queried before they count as having no benchmark."""
 

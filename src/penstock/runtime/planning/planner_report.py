@@ -31,19 +31,11 @@ STATE = "planner-state.msgpack"
 """File of the run folder from which a planner that takes over continues."""
 ALARMS_MAX = 20
 UNCHANGED = b'"outcome":"keep"'
-
-
 log = logging.getLogger("penstock.planner")
-
-
 PATIENCE = 3
 """Ticks without a report before that is a finding."""
-
-
 STARTS_WITHIN = 60.0
 """Seconds that a planner gets for its first report."""
-
-
 _LEVELS: dict[str, Level] = {"stale": "warning", "broken": "error"}
 
 

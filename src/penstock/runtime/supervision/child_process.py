@@ -1,6 +1,8 @@
 """Child process of a supervisor: start, first line on standard output, log, restarts, an end that leaves no orphans.
 
 A `RestartedChild` is started again whenever it ends: frontends, the planner, tier and weight processes.
+Those beside engines come from the seam ``child``: an entry is called with an `EngineSite` and returns the
+`EngineChildren` of one kind, such as all tier processes.
 """
 
 import asyncio
@@ -12,16 +14,20 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.adapters.background_tasks import BackgroundTasks
 from penstock.adapters.connectors.shim_client import ending, tail
+from penstock.adapters.engines.launch import EngineAddition
+from penstock.adapters.seams import Store
 from penstock.adapters.task_cancel import end
 from penstock.config.derived.knobs import derive
-from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings, SuperviseSettings
+from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings, PoolSettings, SuperviseSettings
 from penstock.fleet.crash_backoff import crash_wait
 from penstock.kernel.errors import EngineError, PenstockError
+from penstock.runtime.cluster_state.crash_log import CrashBook
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -256,3 +262,66 @@ def secrets_of(settings: ClusterSettings) -> dict[str, str]:
                 plain = value if isinstance(value, str | dict) else list(value)
                 secrets[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
     return secrets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSite:
+    """This machine, as the place of engines and of what runs beside them.
+
+    Args:
+        state, namespace: folder of the supervisor's state file, and its name in there.
+        logs: folder for their logs.
+        env: theirs, with the cluster's secret where there is one.
+        host: address on which other machines reach them.
+        ttl: seconds after which what they put into the store goes when this process dies.
+    """
+
+    settings: SuperviseSettings
+    state: Path
+    namespace: str
+    logs: Path
+    env: Mapping[str, str]
+    host: str
+    crashes: CrashBook
+    store: Store
+    ttl: float
+
+
+class EngineChildren(Protocol):
+    """All processes of one kind: `add` each pool, `begin`, then `stop`."""
+
+    def add(self, base: str, model: str, pool: PoolSettings) -> None:
+        """Know a pool whose workers are called ``base-0`` and so on.
+
+        Raises:
+            ConfigError: it asks for what this machine has not.
+        """
+        ...
+
+    def addition(self, worker: str, pool: PoolSettings) -> EngineAddition | None:
+        """Return what the start of an engine needs; None where none is beside it.
+
+        Raises:
+            ConfigError: the engine's environment lacks what it needs.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Start those that do not wait for an engine."""
+        ...
+
+    def spawned(self, worker: str, base: str, number: int) -> None:
+        """Run one beside an engine that starts, the ``number``-th of its pool; it outlives restarts of the engine."""
+        ...
+
+    def forgotten(self, worker: str, base: str) -> None:
+        """End that of an engine which is gone for good."""
+        ...
+
+    def use(self, settings: SuperviseSettings) -> None:
+        """Use these settings from now on."""
+        ...
+
+    async def stop(self) -> None:
+        """End all of them."""
+        ...

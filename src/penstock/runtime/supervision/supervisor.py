@@ -34,19 +34,17 @@ from penstock.runtime.backends import open_relays, open_store
 from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS, SettingSpec, decode
+from penstock.runtime.cluster_state.membership import RevokedLeases
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.records.response_folder import drop_responses, take_over_responses
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
-from penstock.runtime.supervision.change_book import ChangeBook
+from penstock.runtime.supervision.change_book import SIGHUP, ChangeBook, ConfigReload
 from penstock.runtime.supervision.child_process import ChildProcess, RestartedChild, secrets_of
-from penstock.runtime.supervision.config_reload import BY as SIGHUP
-from penstock.runtime.supervision.config_reload import ConfigReload
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
 from penstock.runtime.supervision.namespace import Namespace, earlier_secret, take_namespace
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.revoked_leases import RevokedLeases
 from penstock.runtime.supervision.terminal import Say, at_url, ignore_closed_terminal, on_signals, this_command
 
 log = logging.getLogger("penstock.supervisor")
