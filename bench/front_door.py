@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from penstock.adapters.engine_ports import free_port  # noqa: E402
+from penstock.adapters.listen_address import free_port  # noqa: E402
 from penstock_lab.report.markdown import write_part  # noqa: E402
 from penstock_lab.traffic.prompt_maker import words  # noqa: E402
 from tests.frontend.stand import Stand  # noqa: E402

@@ -21,8 +21,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.start_log import VllmStart
+from penstock.adapters.listen_address import free_port
 from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
 from penstock_lab.report.markdown import write_part
 

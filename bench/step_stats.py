@@ -1,7 +1,7 @@
 """How far off are the sums that we estimate of an engine's passes? The simulated engine knows the truth.
 
 ``python bench/step_stats.py``: the real router and four simulated engines on virtual time, at three loads. Every window
-of 5 s, what `penstock.runtime.node.step_stats_estimate` makes of the router's requests (with all that vLLM's plug-in
+of 5 s, what `penstock.runtime.node.engine_stats` makes of the router's requests (with all that vLLM's plug-in
 reports exactly, and with what its /metrics reports alone) is compared with what each engine did. The numbers are the
 same everywhere.
 """
@@ -25,8 +25,7 @@ from penstock.kernel.values import Prompt, RequestId, StepStats, WorkerCard, Wor
 from penstock.router.events import Arrived, Dispatch, Finished, FirstToken, KvObserved, WorkerJoined
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
-from penstock.runtime.node.engine_stats import LOOKS
-from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
+from penstock.runtime.node.engine_stats import LOOKS, LoadLook, completed, look
 from penstock_lab.engine.engine import Engine
 from penstock_lab.engine.events import EngineFinished, EngineStarted, KvChanged, SubmitRequest
 from penstock_lab.engine.events import EngineFirstToken as EngineFirst

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.conftest import skip_or_fail
 
 PATIENCE = 30.0

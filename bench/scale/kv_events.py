@@ -34,8 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench/gateway")]
 from run import machine  # noqa: E402
 from table import page_with  # noqa: E402
 
-from penstock.adapters.engine_ports import free_port  # noqa: E402
 from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher  # noqa: E402
+from penstock.adapters.listen_address import free_port  # noqa: E402
 from penstock.adapters.stores.memory_store import MemoryStore  # noqa: E402
 from penstock.frontend.frontend_process import GC_THRESHOLD  # noqa: E402
 from penstock.kernel.machine import Effect, Event, Nanos  # noqa: E402

@@ -26,9 +26,8 @@ from penstock.router.events import Closed, Dispatch, Finished, FirstToken, Opera
 from penstock.router.router import Router
 from penstock.router.settings import RouterSettings
 from penstock.runtime.cluster_state.desired_state import RESTART, RESTARTED, RestartSpec, RestartStatus, decode, put
-from penstock.runtime.cluster_state.drain_progress import DrainProgress
 from penstock.runtime.cluster_state.membership import Membership
-from penstock.runtime.cluster_state.membership_ack import MembershipAck
+from penstock.runtime.cluster_state.membership_ack import DrainProgress, MembershipAck
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.supervision.engine_fleet import EngineFleet, EngineHost

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # servers are started as the tests do it
 # ruff: noqa: E402
 
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
 from penstock_lab.report.markdown import write_part

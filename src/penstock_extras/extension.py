@@ -6,6 +6,10 @@ EXTENSION = Extension(
     name="extras",
     entries={
         "tick listener": {"tensorboard": "penstock_extras.telemetry.tensorboard_log:tensorboard_log"},
+        "check": {
+            "audit": "penstock_extras.extras_checks:audit_complaints",
+            "jwt": "penstock_extras.extras_checks:jwt_complaints",
+        },
         "command": {"audit": "penstock_extras.cli.audit:command"},
         "route description": {"batches": "penstock_extras.batches.batch_openapi:description"},
         "route": {

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
+from penstock.config.reading.problems import Complaint
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.router.settings import MigrationSettings
 from penstock_kubernetes.picker_settings import PickerSettings
-
-Complaint = tuple[tuple[str, ...], str, str | None]
-"""Path, message, hint."""
 
 
 def picker_complaints(settings: ClusterSettings) -> Iterator[Complaint]:

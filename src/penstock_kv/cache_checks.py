@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from penstock.config.checks import NO_SLEEP, Complaint
-from penstock.config.reading.problems import listed
+from penstock.config.checks import NO_SLEEP
+from penstock.config.reading.problems import Complaint, listed
 from penstock.config.settings.cluster_settings import ClusterSettings
 
 TIERED = ("sim", "vllm")

@@ -10,9 +10,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode_batch
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.listen_address import free_port
 from penstock.adapters.seams import KvBatch
 from penstock.kernel.errors import EngineError
 from penstock.kernel.hashing import block_hashes

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 
 
 def completed(words: str, url: str) -> list[str]:

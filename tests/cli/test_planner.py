@@ -18,7 +18,7 @@ from penstock.kernel.errors import ConfigError
 from penstock.planner.tick_record import TickRecord
 from penstock.runtime.planning.planner_assembly import build_connector, build_source, pools_of
 from penstock.runtime.planning.planner_report import PlannerDecisions, PlannerReport
-from penstock.runtime.supervision.planner_child import policy_of
+from penstock.runtime.supervision.supervisor import policy_of
 from penstock_dynamo.virtual.virtual_keys_access import only_model
 from penstock_lab.config.described_speeds import inputs_of
 from penstock_lab.report.journal_replay import replay

@@ -29,8 +29,7 @@ from penstock.runtime.cluster_state.desired_state import (
     decode,
     put,
 )
-from penstock.runtime.planning.admin_api_connector import AdminApiConnector
-from penstock.runtime.planning.desired_state_connector import DesiredStateConnector
+from penstock.runtime.planning.desired_state_connector import AdminApiConnector, DesiredStateConnector
 from penstock_dynamo.virtual.virtual_connector import VirtualConnector
 from penstock_dynamo.virtual.virtual_keys_access import VirtualClient, connect, keys_of
 from penstock_kubernetes.connector.api_access import ApiAccess

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe
+from penstock.adapters.listen_address import free_port
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.reading.load import load, resolved_yaml
 from penstock.kernel.hashing import SCHEME

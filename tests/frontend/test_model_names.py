@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.sources.prometheus_queries import queries
+from penstock.adapters.sources.prometheus_source import queries
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend.frontend_process import tune

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.conftest import skip_or_fail
 from tests.kubernetes.programs import program
 from tests.release.release_script import script

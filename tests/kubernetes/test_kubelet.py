@@ -13,7 +13,7 @@ pytest.importorskip("lightkube")
 
 from penstock.adapters.engines.http.engine_call import EngineBroken
 from penstock.adapters.engines.http.http1_client import Http1Client
-from penstock.adapters.host_probes import LOST_AFTER
+from penstock.adapters.http1_connection import LOST_AFTER
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.cluster_script import ClusterScript, ScriptedImage, ScriptedNode
 from tests.doubles.kubernetes.controllers.cluster_objects import condition

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.cli.status import adapter_line
 from penstock.frontend.admin.admin_answers import WantedAdapter
 from tests.live.cluster import Served, post, request, served, until

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.frontend.admin.admin_api import ADMIN_ROUTES, AdminRoute
 from tests.live.cluster import post, served, until
 

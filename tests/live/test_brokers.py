@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, holders, served, until
 from tests.live.test_etcd import LIMIT, SECRET
 from tests.live.test_operate import FAST, load

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served, stream, until
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "20"))

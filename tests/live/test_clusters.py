@@ -5,7 +5,7 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, post, request, served, until
 
 FAST = ["--set", "models.sim.pools.main.sim.timing.speed_up=20", "--set", "models.sim.pools.main.replicas=1"]

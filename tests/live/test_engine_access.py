@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.certificate import make_certificate
 from tests.live.cluster import post, request, served, stream, until
 

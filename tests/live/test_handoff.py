@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, post, request, served, until
 from tests.live.test_operate import load, penstock, workers
 

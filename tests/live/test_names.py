@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock_lab.report.run.run_files import recorded_explanation
 from tests.live.cluster import Served, post, served, until
 

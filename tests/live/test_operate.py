@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.cli.main import main
 from tests.live.cluster import Served, alive, post, served, until
 

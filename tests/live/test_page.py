@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.time_windows import columns_of
 from penstock.router.status_rows import StepsStatus, WorkerStatus
 from penstock.runtime.records.timeline_view import RecordedWorker

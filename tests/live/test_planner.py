@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.runtime.planning.planner_report import newest
 from tests.live.cluster import Served, alive, served, until
 from tests.live.test_operate import asked, penstock

@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.runtime.records.response_folder import response_folder
 from tests.live.cluster import Served, alive, post, request, served, until
 

@@ -11,7 +11,7 @@ from statistics import median
 import aiohttp
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served
 
 CONFIG = """

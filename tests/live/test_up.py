@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, alive, post, request, served, stream, until
 from tests.media_files import png
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.frontend.image_engine import ImageEngine
 from tests.frontend.test_overflow_clients import client
 from tests.frontend.video_engine import VideoEngine

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import served
 from tests.live.ramp import follow_a_ramp
 from tests.live.test_operate import penstock

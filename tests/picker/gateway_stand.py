@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock_kubernetes.picker.gateway_configs import GatewayOptions, rendered, workers_file
 from penstock_kubernetes.picker.gateway_listener import GatewayListener

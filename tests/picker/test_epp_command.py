@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.values import JsonObject
 from penstock_kubernetes.picker.envoy_config import EnvoyPlan, envoy_config
 from tests.kubernetes.programs import program

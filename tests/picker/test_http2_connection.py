@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock_kubernetes.picker.ext_proc_listener import ExtProcListener
 from penstock_kubernetes.picker.http2_connection import GrpcStream, Http2Connection, StreamHandler
 from penstock_kubernetes.picker.picker import Picker

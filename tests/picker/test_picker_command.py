@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.kubernetes.programs import program
 from tests.live.cluster import post, request, served, until
 

@@ -17,7 +17,7 @@ from penstock.router.events import Decision, OperatorNote, PluginLeftOut, Prefer
 from penstock.router.router import Router
 from penstock.router.selection.decision_summary import DecisionSummaries, whole
 from penstock.router.settings import AffinitySettings, CostSettings, RouterPluginSettings
-from penstock.runtime.node.plugin_watch import OVERRUNS_MAX, STALL, PluginWatch
+from penstock.runtime.node.router_node import OVERRUNS_MAX, STALL, PluginWatch
 from penstock.testing import RouterWorld, arrived, card, none, only, prompt
 from penstock.testing.installed_extensions import extension_installed, project_installed
 

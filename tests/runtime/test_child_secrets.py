@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.config.reading.load import load, load_resolved, resolved_yaml
-from penstock.runtime.supervision.frontend_processes import secrets_of
+from penstock.runtime.supervision.child_process import secrets_of
 
 GIVEN = {
     "PENSTOCK_CLUSTER_SECRET": "a secret of the tests of children",

@@ -14,8 +14,7 @@ from penstock.kernel.tiers.load_worth import LoadCosts, metrics_of
 from penstock.kernel.values import TIERS_LABEL, RequestId, StepStats, Target, WorkerCard, WorkerId
 from penstock.router.workers.active_sequences import ActiveSequences
 from penstock.runtime.node import engine_stats as module
-from penstock.runtime.node.engine_stats import EngineStats, described
-from penstock.runtime.node.step_stats_estimate import LoadLook, completed, look
+from penstock.runtime.node.engine_stats import EngineStats, LoadLook, completed, described, look
 
 A, B = WorkerId("a"), WorkerId("b")
 BUSY = LoadLook(decoding=2, decode_kv=300.0, ages=1.0, silent=((50.0, 2.0), (70.0, 1.0)))

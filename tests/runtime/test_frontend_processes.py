@@ -14,8 +14,9 @@ import pytest
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.cluster_settings import ClusterSettings, SuperviseSettings
 from penstock.config.settings.frontend_settings import FrontendSettings
+from penstock.kernel.errors import EngineError
 from penstock.runtime.cluster_state.crash_log import CrashBook
-from penstock.runtime.supervision import frontend_processes
+from penstock.runtime.supervision import child_process, frontend_processes
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
 
 WAITS = SuperviseSettings(restart_backoff=0.001)
@@ -23,18 +24,23 @@ SETTINGS = ClusterSettings(frontend=FrontendSettings(port=0, processes=1), super
 
 
 class Child:
-    """A process that is ready at once and ends when it is told to."""
+    """A process that is ready at once, unless it is broken, and ends when it is told to."""
 
     pid = 1
 
-    def __init__(self) -> None:
+    def __init__(self, broken: bool) -> None:
+        self.broken = broken
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.process: Any = SimpleNamespace(returncode=None)
+        self.process: Any = SimpleNamespace(returncode=None, send_signal=lambda signal: self.ended.set_result(0))
+        self.working = asyncio.Event()
 
     async def ready(self, timeout: float) -> dict[str, Any]:
+        if self.broken:
+            raise EngineError("frontend-0 said nothing at its start")
         return json.loads("{}")
 
     async def wait(self) -> int:
+        self.working.set()
         return await asyncio.shield(self.ended)
 
     async def stop(self, grace: float) -> bool:
@@ -47,20 +53,23 @@ class Frontends:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.children: asyncio.Queue[Child] = asyncio.Queue()
-        monkeypatch.setattr(frontend_processes, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(frontend_processes.ChildProcess, "start", self._start)
         book = CrashBook(MemoryStore(MemorySpace()), 10.0)
-        self.processes = FrontendProcesses(msgspec.structs.replace(SETTINGS), folder, lambda reason: None, book)
+        self.gave_up: list[str] = []
+        self.broken = False
+        """Whether the next children say nothing when they start."""
+        self.processes = FrontendProcesses(msgspec.structs.replace(SETTINGS), folder, self.gave_up.append, book)
 
     async def _start(self, *arguments: Any, **more: Any) -> Child:
-        child = Child()
+        child = Child(self.broken)
         self.children.put_nowait(child)
         return child
 
     async def crash_after(self, seconds: float) -> bool:
         """Let the child work for so long and crash; return whether its successor gets the same listening sockets."""
         child = await self.children.get()
-        await self.processes._ready[0].wait()
+        await child.working.wait()
         sockets = list(self.processes._sockets[0])
         self.now += seconds
         child.ended.set_result(-9)
@@ -91,3 +100,26 @@ async def test_one_that_crashes_at_once_again_and_again_does(tmp_path: Path, mon
         kept = [await frontends.crash_after(0.0) for _ in range(5)]
         assert kept == [True, True, True, False, False], "waits of 1, 2, 4, 8 and 16 ms"
         assert await frontends.crash_after(31.0), "a start that held is like the first"
+
+
+async def test_the_first_start_ends_the_cluster_where_it_fails_and_a_later_one_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as frontends:
+        await frontends.crash_after(1.0)
+        frontends.broken = True
+        await frontends.crash_after(1.0)
+        for _ in range(2):
+            await frontends.children.get()
+        frontends.broken = False
+        while (child := await frontends.children.get()).broken:
+            pass
+        await child.working.wait()
+        assert not frontends.gave_up
+        await frontends.processes.park(0)
+        frontends.broken = True
+        await frontends.processes.unpark(0)
+        await frontends.children.get()
+        while not frontends.gave_up:
+            await asyncio.sleep(0)
+        assert frontends.gave_up[0] == "frontend-0 said nothing at its start"

@@ -8,10 +8,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events import kv_subscriber
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.values import KvRemoved, Target, WorkerCard, WorkerId
 from penstock.router.events import KvObserved, KvSourceJoining, KvSourceLost
 from penstock.runtime.kv_events import kv_event_feeds as module

@@ -22,9 +22,9 @@ from penstock.kernel.request_record import ItlSummary, RequestRecord
 from penstock.kernel.values import EngineLimits, Pool, Replica, Slo, StartRecord, StepStats, Traffic
 from penstock.planner.observation import PoolState
 from penstock.runtime.cluster_state.desired_state import PoolStatus
+from penstock.runtime.planning.counters_export import FrontendCounts
 from penstock.runtime.planning.desired_state_connector import pool_of_status
-from penstock.runtime.planning.frontend_counts import FrontendCounts
-from penstock.runtime.planning.pool_observer import PoolObserver
+from penstock.runtime.planning.live_observer import PoolObserver
 
 SLO = Slo(ttft=0.5, itl=0.05)
 

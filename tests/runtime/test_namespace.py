@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from penstock.adapters.connectors.state_file import StateEntry, StateFile
-from penstock.adapters.engine_ports import free_port
-from penstock.adapters.listen_address import bind
+from penstock.adapters.listen_address import bind, free_port
 from penstock.config.cluster_secret_file import keep_secret
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError

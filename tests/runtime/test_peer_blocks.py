@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events import kv_poller
 from penstock.adapters.engines.kv_events.kv_publisher import KvPublisher
+from penstock.adapters.listen_address import free_port
 from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.kernel.values import KvEvent, KvRemoved, KvStored, Target, WorkerCard, WorkerId
 from penstock.router.events import Arrived, Closed, Dispatch, Finished, FirstToken, OperatorNote, WorkerJoined

@@ -11,14 +11,14 @@ from penstock.adapters.stores.memory_store import MemoryStore
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock.planner.events import Benchmarked
 from penstock.runtime.cluster_state.membership import MembershipEntry, key_of
-from penstock.runtime.planning import engine_benchmarks
-from penstock.runtime.planning.engine_benchmarks import EngineBenchmarks
+from penstock.runtime.planning import planner_node
+from penstock.runtime.planning.planner_node import EngineBenchmarks
 
 TOLD = {"prefill": [{"tokens": 100, "seconds": 0.1}], "decode": [{"batch": 1, "kv_tokens": 100, "seconds": 0.01}]}
 
 
 async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone(monkeypatch: Any) -> None:
-    monkeypatch.setattr(engine_benchmarks, "EVERY", 0.01)
+    monkeypatch.setattr(planner_node, "BENCHMARKS_EVERY", 0.01)
     asked: list[str] = []
 
     def server(name: str, answer: dict[str, Any] | None) -> web.Application:
@@ -48,7 +48,7 @@ async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone
     task = asyncio.create_task(EngineBenchmarks(store, EngineAccesses({}), heard).run())
     try:
         async with asyncio.timeout(10.0):
-            while asked.count("c") < engine_benchmarks.TRIES or not told:
+            while asked.count("c") < planner_node.BENCHMARK_TRIES or not told:
                 await asyncio.sleep(0.01)
             with_more_time = len(asked)
             for _ in range(20):
@@ -59,4 +59,4 @@ async def test_each_kind_is_asked_once_and_who_has_nothing_to_tell_is_left_alone
         for runner in runners:
             await runner.cleanup()
     assert [(event.model, event.role, event.metrics) for event in told] == [("m", "aggregated", TOLD)]
-    assert len(asked) == with_more_time == 1 + engine_benchmarks.TRIES
+    assert len(asked) == with_more_time == 1 + planner_node.BENCHMARK_TRIES

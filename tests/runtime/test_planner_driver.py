@@ -42,10 +42,10 @@ from penstock.runtime.planning.planner_report import (
     REPORT,
     STATE,
     PlannerReport,
+    PlannerStatus,
     newest,
     reports,
 )
-from penstock.runtime.planning.planner_status import PlannerStatus
 from penstock.runtime.planning.tick_log import TickLog
 from penstock.runtime.records.run_folder import LineWriter
 
@@ -409,7 +409,7 @@ def test_the_newest_records_go_on_in_the_part_before(tmp_path):
 
 
 def test_a_disk_that_is_full_stops_no_planner(tmp_path, caplog):
-    from penstock.runtime.planning.planner_state_file import PlannerState, write_state
+    from penstock.runtime.planning.planner_driver import PlannerState, write_state
 
     with caplog.at_level(logging.WARNING):
         write_state(tmp_path / "nowhere" / STATE, PlannerState(restarts=0, machine=msgspec.Raw(b"\x80"), observing=b""))

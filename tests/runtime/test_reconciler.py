@@ -12,7 +12,7 @@ from penstock.adapters.connectors.engine_process import EngineTemplate
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.live_knobs import SettingChange
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.runtime.cluster_state import drain_progress, membership_ack
+from penstock.runtime.cluster_state import membership_ack
 from penstock.runtime.cluster_state.current_settings import CurrentSettings, desire_settings
 from penstock.runtime.cluster_state.desired_state import (
     ACKS,
@@ -36,15 +36,18 @@ from penstock.runtime.cluster_state.desired_state import (
     decode,
     put,
 )
-from penstock.runtime.cluster_state.drain_progress import DrainProgress, running
-from penstock.runtime.cluster_state.membership_ack import MembershipAck, acknowledged_by_all, acks_in
+from penstock.runtime.cluster_state.membership_ack import (
+    DrainProgress,
+    MembershipAck,
+    acknowledged_by_all,
+    acks_in,
+    running,
+)
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS
-from penstock.runtime.supervision import reconciler
-from penstock.runtime.supervision import requests_left as module
+from penstock.runtime.supervision import reconciler, status_writer
 from penstock.runtime.supervision.fleet_driver import RequestCount
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.requests_left import reports_in, requests_left
-from penstock.runtime.supervision.status_writer import StatusWriter
+from penstock.runtime.supervision.status_writer import StatusWriter, reports_in, requests_left
 from penstock.testing import RouterWorld, arrived, card
 from tests.adapters.connectors.holding import PATIENCE, Ward, tiny
 
@@ -312,8 +315,8 @@ async def test_a_successor_that_does_not_start_ends_the_restart_and_nothing_else
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVERY", 0.001)
-    monkeypatch.setattr(membership_ack, "EVERY", 0.001)
+    monkeypatch.setattr(status_writer, "LEFT_EVERY", 0.001)
+    monkeypatch.setattr(membership_ack, "ACK_EVERY", 0.001)
 
 
 class Drained:
@@ -534,7 +537,7 @@ async def test_requests_are_counted_once_for_all_workers_that_drain(monkeypatch)
         counts += 1
         return running(router)
 
-    monkeypatch.setattr(drain_progress, "running", counted)
+    monkeypatch.setattr(membership_ack, "running", counted)
     space = MemorySpace()
     departures = DrainProgress(MemoryStore(space), RouterWorld(card("a")).router, "f0", ttl=10)
     for number in range(200):

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.kernel.errors import EngineError
-from penstock.runtime.supervision.child_process import ChildProcess
-from penstock.runtime.supervision.restarted_child import RestartedChild
+from penstock.runtime.supervision.child_process import ChildProcess, RestartedChild
 
 SUPERVISE = SuperviseSettings(restart_backoff=0.01, stop_grace=10.0)
 READY = "import sys, time; print('{}', flush=True); "

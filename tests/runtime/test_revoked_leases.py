@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.runtime.cluster_state import membership
 from penstock.runtime.cluster_state.desired_state import DRAINS, DrainSpec, decode_all
-from penstock.runtime.supervision import revoked_leases as module
-from penstock.runtime.supervision.revoked_leases import BY, RevokedLeases, drained_by
+from penstock.runtime.cluster_state.membership import REVOKED, RevokedLeases, drained_by
 
 
 def test_workers_and_frontends_can_be_drained_and_nothing_else() -> None:
@@ -17,7 +17,7 @@ def test_workers_and_frontends_can_be_drained_and_nothing_else() -> None:
 
 
 async def test_each_revoked_key_is_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY", 0.01)
+    monkeypatch.setattr(membership, "RETRY", 0.01)
     space = MemorySpace()
     store = MemoryStore(space)
     space.outage = "the test took it away"
@@ -31,7 +31,7 @@ async def test_each_revoked_key_is_one_wish(monkeypatch: pytest.MonkeyPatch) -> 
         async with asyncio.timeout(10):
             while len(wishes := decode_all(DrainSpec, await store.list(DRAINS), DRAINS)) < 2:
                 await asyncio.sleep(0.005)
-        assert {name: wish.by for name, wish in wishes.items()} == {"main-0": BY, "frontend-0": BY}
+        assert {name: wish.by for name, wish in wishes.items()} == {"main-0": REVOKED, "frontend-0": REVOKED}
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

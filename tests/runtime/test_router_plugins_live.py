@@ -14,7 +14,7 @@ from penstock.router.events import Dispatch, OperatorNote, PluginLeftOut
 from penstock.router.journal import router_book
 from penstock.router.settings import RouterPluginSettings, RouterSettings
 from penstock.runtime.live_driver import LiveDriver
-from penstock.runtime.node.plugin_watch import OVERRUNS_MAX, PluginWatch
+from penstock.runtime.node.router_node import OVERRUNS_MAX, PluginWatch
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.testing import RouterWorld, arrived, card
 from penstock.testing.installed_extensions import extension_installed

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.kernel.secret import ClusterSecret

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.hashing import block_hashes
 from tests.live.cluster import Served, served, until
 from tests.sglang.server import PAGE, SglangServer

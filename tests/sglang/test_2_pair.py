@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, post
 from tests.sglang.fronts import errors, heard, whole
 from tests.sglang.server import SglangServer, pair_flags

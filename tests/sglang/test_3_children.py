@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served
 from tests.live.ramp import Load, rise
 from tests.live.test_operate import penstock

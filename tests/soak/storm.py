@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock_lab.report.markdown import write_part
 from tests.live.cluster import Served, post
 from tests.soak.caches import disagreements, tasks_of

@@ -12,7 +12,7 @@ from penstock.planner import events as planning
 from penstock.planner.observation import ModelState, Observation
 from penstock.planner.planner import Planner
 from penstock.planner.settings import BudgetSettings, PlannerSettings
-from penstock.runtime.planning.pool_observer import PoolObserver
+from penstock.runtime.planning.live_observer import PoolObserver
 from penstock_kubernetes.connector.kubernetes_connector import FENCE, KubernetesConnector
 from penstock_kubernetes.connector.scale_target import (
     ApiRight,

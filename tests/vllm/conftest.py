@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.conftest import skip_or_fail
 from tests.engine_venv import made
 from tests.vllm.server import ADAPTER, PARSERS, RANK, VllmServer, events_config

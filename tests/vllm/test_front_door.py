@@ -19,10 +19,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.dialects.scale_out_routes import TOKEN_ROUTES
 from penstock.adapters.engines.http.http1_client import Http1Client
+from penstock.adapters.listen_address import free_port
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptHasher
 from penstock.frontend.prompt.prompt_renderer import PromptRenderer, RenderedPrompt

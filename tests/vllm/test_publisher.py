@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.hashing import extra_bytes
 from penstock.kernel.values import KvCleared, KvRemoved, KvStored
 from tests.kv_batches import batches_of

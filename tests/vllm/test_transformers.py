@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.conftest import skip_or_fail
 from tests.live.cluster import Served, post, request, served, stream, until
 

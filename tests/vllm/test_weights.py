@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
 from tests.live.cluster import post
 from tests.transfer.test_weights import Flipping

@@ -1,6 +1,11 @@
-"""`Http1Connection`: what both ends of an HTTP/1.1 connection do: write, pause reading, wait for one thing, be cut."""
+"""`Http1Connection`: what both ends of an HTTP/1.1 connection do: write, pause reading, wait for one thing, be cut.
+
+`probe_host` has the system notice that the other host is gone: one without power closes nothing.
+"""
 
 import asyncio
+import errno
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +13,18 @@ HEAD_MAX = 64 * 1024
 """Most bytes of a head."""
 _JOINED_MAX = 64 * 1024
 """Largest body that is copied behind its head; a larger one is written separately."""
+PROBES_AFTER, PROBE_EVERY, PROBES_UNANSWERED = 4, 2, 3
+"""Seconds of silence before the first probe and between two; how many without an answer end the connection."""
+LOST_AFTER = PROBES_AFTER + PROBE_EVERY * PROBES_UNANSWERED
+"""Seconds without any packet of the other host after which the system ends a connection."""
+HOST_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""With which of these it does."""
+_OPTIONS = {
+    "TCP_KEEPIDLE": PROBES_AFTER,
+    "TCP_KEEPINTVL": PROBE_EVERY,
+    "TCP_KEEPCNT": PROBES_UNANSWERED,
+    "TCP_USER_TIMEOUT": 1000 * LOST_AFTER,  # milliseconds: of what was sent and not acknowledged, which is not probed
+}
 
 
 class Http1Connection(asyncio.Protocol):
@@ -75,3 +92,11 @@ def header_lines(headers: Mapping[str, str]) -> str:
     if lines.count("\n") != count or lines.count("\r") != count or "\0" in lines:
         raise ValueError("a header has a line break or a NUL in it")
     return lines
+
+
+def probe_host(connected: socket.socket) -> None:
+    """Have the system probe the other host of a connection."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _OPTIONS.items():
+        if hasattr(socket, name):  # else it is not Linux, whose own limits are longer
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,10 +1,17 @@
-"""Listen address: binds sockets to a host and port, and says why one can't be bound."""
+"""Listen address: binds sockets to a host and port, and says why one can't be bound; finds free ports for engines."""
 
 import errno
 import os
+import secrets
 import socket
+from pathlib import Path
 
 from penstock.kernel.errors import bind_hint
+
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The first and the last port that Linux gives to outgoing connections."""
+PORT_TRIES = 100
+"""Ports that are drawn before the system chooses: with half of them in use, all would be taken once in 10^30 times."""
 
 
 def bind_error(host: str, port: int) -> OSError | None:
@@ -59,3 +66,39 @@ def bind(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
     if not sockets:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     return sockets
+
+
+LOWEST_PORT, FEWEST_PORTS = 20_000, 4_000
+"""The ports below it belong to services by convention; with fewer than so many to draw from, the system chooses."""
+
+
+def free_port() -> int:
+    """Return a loopback port that is free at this moment and that no outgoing connection will be given.
+
+    An engine binds it half a minute later, and vLLM waits for ever where it finds the port of its KV hand-offs taken.
+    """
+    highest = _ports_below_outgoing()
+    for _ in range(PORT_TRIES if highest - LOWEST_PORT >= FEWEST_PORTS else 0):
+        port = LOWEST_PORT + secrets.randbelow(highest - LOWEST_PORT)
+        if _is_free_port(port):
+            return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free_port(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _ports_below_outgoing() -> int:
+    """Return the first port of outgoing connections, 0 where the system does not say it."""
+    try:
+        return int(OUTGOING_PORTS.read_text().split()[0])
+    except OSError:
+        return 0

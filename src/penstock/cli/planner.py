@@ -90,8 +90,8 @@ def command(
     from functools import partial
 
     from penstock.frontend import logs
-    from penstock.runtime.planning.planner_diagnostics import PlannerDiagnostics
-    from penstock.runtime.planning.standalone_planner import plan
+    from penstock.runtime.planning.planner_node import plan
+    from penstock.runtime.planning.tick_log import PlannerDiagnostics
 
     logs.setup(loaded.settings.logs.format, loaded.settings.logs.level)
     key = admin_key or os.environ.get("PENSTOCK_ADMIN_KEY")

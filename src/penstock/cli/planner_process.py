@@ -12,8 +12,8 @@ from penstock.config.reading.load import load_resolved
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.frontend import logs
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.planning.planner_diagnostics import PlannerDiagnostics
 from penstock.runtime.planning.planner_node import PlannerNode, serve
+from penstock.runtime.planning.tick_log import PlannerDiagnostics
 from penstock.runtime.records.pod_run_folder import run_folder_in_pod
 
 

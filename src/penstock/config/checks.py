@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from penstock import extension
 from penstock.config.derived.knobs import dotted
 from penstock.config.name_checks import FILE, name_complaints
-from penstock.config.reading.problems import DEFAULT, ConfigProblem, ValueOrigin, listed
+from penstock.config.reading.problems import DEFAULT, Complaint, ConfigProblem, ValueOrigin, listed
 from penstock.config.reading.text_tree import TreeNode, node_at
 from penstock.config.settings.client_fields import STEERING, strange_fields
 from penstock.config.settings.cluster_settings import BUILTIN_TOKENIZER, STARTED, ClusterSettings, PoolSettings
@@ -42,9 +42,6 @@ _PASSWORD = "has a user or password in it, which status and logs would show"
 ADAPTED = ("sim", "vllm", "sglang", "openai")
 """Kinds of engine that may load LoRA adapters while they run."""
 FROM_HERE = "paths count from the current folder"
-
-Complaint = tuple[tuple[str, ...], str, str | None]
-"""Path, message, hint."""
 
 
 def is_loopback(host: str) -> bool:
@@ -489,36 +486,6 @@ def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
         )
 
 
-def _jwt(settings: ClusterSettings) -> Iterator[Complaint]:
-    token, path = settings.frontend.security.jwt, ("frontend", "security", "jwt")
-    if token.issuer is None:
-        if token.audience is not None or token.jwks_url is not None:
-            yield path, "has no issuer, so no token is accepted", "set issuer"
-        return
-    if token.audience is None:
-        hint = "name what the issuer writes into aud for this endpoint"
-        yield (*path, "audience"), "is unset: a token for any other service would be accepted", hint
-    for name in ("issuer", "jwks_url"):
-        url = urlsplit(getattr(token, name) or "https://unset")
-        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.hostname or "")):
-            yield (*path, name), "is not an https URL", "keys that anyone on the way could change prove nothing"
-    if not settings.tenants:
-        yield path, "stands without tenants, one of which a token must name", "add tenants: {NAME: {}}"
-    if find_spec("jwt") is None:
-        yield path, "needs the package PyJWT", "pip install 'penstock[jwt]'"
-
-
-def _audit(settings: ClusterSettings) -> Iterator[Complaint]:
-    audit = settings.audit
-    if (audit.folder is None) != (audit.key_file is None):
-        missing = "folder" if audit.folder is None else "key_file"
-        yield ("audit",), f"has no {missing}", "folder and key_file come together; openssl rand -hex 32 makes a key"
-    if audit.folder is not None and find_spec("cryptography") is None:
-        yield ("audit",), "needs the package cryptography", "pip install 'penstock[audit]'"
-    if unknown := [each for each in audit.tenants if each not in settings.tenants]:
-        yield ("audit", "tenants"), f"{listed(unknown)} is not a tenant", f"tenants: {listed(settings.tenants)}"
-
-
 def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
     found = settings.discovery
     if found.host in ("", "0.0.0.0", "::", "*"):
@@ -624,8 +591,6 @@ _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
     _embeddings,
     _frontend,
     _tenants,
-    _jwt,
-    _audit,
     _discovery,
     _secret,
     _planner,

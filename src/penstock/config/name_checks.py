@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.derived.knobs import range_text
-from penstock.config.reading.problems import listed
+from penstock.config.reading.problems import Complaint, listed
 from penstock.config.settings.cluster_settings import ClusterSettings, NameSettings
 from penstock.kernel.settings import Knob
 from penstock.kernel.values import JsonObject
 
-Complaint = tuple[tuple[str, ...], str, str | None]
-"""Path, message, hint."""
 FILE = "file:"
 """Beginning of a system prompt that a file has."""
 RESERVED = frozenset(

@@ -16,8 +16,7 @@ from penstock.runtime.kv_events.peer_blocks import PeerBlocks, blocks_of
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
 from penstock.runtime.node.router_node import RouterNode
-from penstock.runtime.planning.counters_export import CountersExport
-from penstock.runtime.planning.frontend_counts import FrontendCounts
+from penstock.runtime.planning.counters_export import CountersExport, FrontendCounts
 
 _KV_RESULTS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("stored", "ok"): ("events_stored",),

@@ -48,7 +48,7 @@ from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import RequestId
 from penstock.router.events import Abort, Closed, Dispatch, Release
 from penstock.runtime.node.tickets import Tickets
-from penstock.runtime.planning.frontend_counts import FrontendCounts
+from penstock.runtime.planning.counters_export import FrontendCounts
 
 PROMPTS_WAITING_MAX = 1024
 """Most prompts that wait for a thread that tokenises; the next is refused with 503."""

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from penstock.config.derived.settings_schema import group_schema
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.values import JsonObject
-from penstock_kubernetes.operator.structural_schema import group_schema
+from penstock_kubernetes.operator.structural_schema import StructuralSchema
 
 if TYPE_CHECKING:
     from lightkube.generic_resource import GenericNamespacedResource
@@ -148,7 +149,7 @@ _COLUMNS = (
 
 def cluster_crd() -> JsonObject:
     """Return the definition. ``kubectl scale`` counts the engines of one pool."""
-    spec = group_schema(ClusterSettings)
+    spec = group_schema(StructuralSchema(), ClusterSettings)
     spec["properties"]["replicas"] = {
         "type": "integer",
         "minimum": 1,

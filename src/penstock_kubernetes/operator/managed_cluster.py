@@ -39,13 +39,12 @@ from penstock.runtime.cluster_state.desired_state import (
     decode_all,
     put,
 )
+from penstock.runtime.cluster_state.membership import RevokedLeases
 from penstock.runtime.cluster_state.store_watch import RETRY, follow
-from penstock.runtime.planning.planner_report import PlannerReport
-from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.planning.planner_report import PlannerReport, PlannerStatus
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.supervision.engine_fleet import GPU_ENGINES, EngineFleet, EngineHost, Launcher
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.revoked_leases import RevokedLeases
 from penstock_kubernetes.api.api_client import ask
 from penstock_kubernetes.operator import object_names as names
 from penstock_kubernetes.operator.cluster_crd import cluster_resource

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.adapters.host_probes import EVERY, FIRST_AFTER, LOST_AFTER, UNANSWERED
+from penstock.adapters.http1_connection import LOST_AFTER, PROBE_EVERY, PROBES_AFTER, PROBES_UNANSWERED
 from penstock.config.settings.cluster_settings import ClusterSettings
 from penstock.kernel.errors import ConfigError
 from penstock.kernel.values import JsonObject
@@ -159,9 +159,9 @@ def _engines(plan: EnvoyPlan) -> JsonObject:
         # Without it Envoy waits for ever for a host that is gone: answers may take any time.
         "upstream_connection_options": {
             "tcp_keepalive": {
-                "keepalive_time": FIRST_AFTER,
-                "keepalive_interval": EVERY,
-                "keepalive_probes": UNANSWERED,
+                "keepalive_time": PROBES_AFTER,
+                "keepalive_interval": PROBE_EVERY,
+                "keepalive_probes": PROBES_UNANSWERED,
             }
         },
         "upstream_bind_config": {"socket_options": [USER_TIMEOUT]},

@@ -15,9 +15,7 @@ from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
 from penstock.kernel.errors import ConfigError
-from penstock.runtime.supervision.child_process import ChildProcess
-from penstock.runtime.supervision.engine_children import EngineSite
-from penstock.runtime.supervision.restarted_child import RestartedChild
+from penstock.runtime.supervision.child_process import ChildProcess, EngineSite, RestartedChild
 from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
 from penstock_kv.tiers.peer_exchange import PeerExchange
 

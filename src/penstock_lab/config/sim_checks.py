@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.config.checks import FROM_HERE, Complaint
+from penstock.config.checks import FROM_HERE
+from penstock.config.reading.problems import Complaint
 from penstock.config.settings.cluster_settings import ClusterSettings, PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock_dynamo.profile_folder import pool_profile, read_profile

@@ -12,8 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.sources.prometheus_queries import MetricsSource, queries
-from penstock.adapters.sources.prometheus_source import PrometheusSource
+from penstock.adapters.sources.prometheus_source import MetricsSource, PrometheusSource, queries
 from penstock.config.settings.planning_settings import PrometheusSettings
 from penstock.kernel.errors import ConfigError
 from tests.contracts.test_etcd_store import certificate

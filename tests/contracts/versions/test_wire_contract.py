@@ -18,7 +18,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.contracts.versions.record_messages import JSON, KINDS, message, type_of
 from tests.live.cluster import holders, post, request, served, stream, until
 

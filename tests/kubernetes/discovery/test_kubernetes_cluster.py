@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.kubernetes.conftest import RunningApi
 from tests.kubernetes.discovery.conftest import fault
 from tests.live.cluster import Served, request, served, until

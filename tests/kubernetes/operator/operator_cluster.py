@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.values import JsonObject
 from tests.suites import ROOT
 

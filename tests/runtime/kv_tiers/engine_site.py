@@ -5,7 +5,7 @@ from pathlib import Path
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.runtime.cluster_state.crash_log import CrashBook
-from penstock.runtime.supervision.engine_children import EngineSite
+from penstock.runtime.supervision.child_process import EngineSite
 
 
 def site(folder: Path) -> EngineSite:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.inside.stats_publisher import StatsPublisher
 from penstock.kernel.pass_report import PassReport
 from penstock_kv.cli.cache import command

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served
 from tests.vllm.observer import Observer
 from tests.vllm.server import VllmServer, events_config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served, until
 from tests.vllm.server import BLOCK, BLOCKS, CPU_ENV, CPU_FLAGS, MODEL, START_LIMIT
 

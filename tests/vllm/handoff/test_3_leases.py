@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.depth import deep
 from tests.live.cluster import Served, served, until
 from tests.vllm.asking import Answer, ask, asking, completion

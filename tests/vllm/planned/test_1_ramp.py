@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import served
 from tests.live.ramp import follow_a_ramp
 from tests.vllm.server import BLOCK, CPU_ENV, MODEL, START_LIMIT, TIMED_PASSES

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.pass_report import STATS_ENV
 from penstock.kernel.request_record import RequestRecord, decode_records
 from penstock.kernel.values import RequestShape, Role, Slo

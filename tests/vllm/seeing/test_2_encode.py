@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import request, served
 from tests.vllm.asking import ask, asking
 from tests.vllm.seeing.test_1_images import picture

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import Served, served, until
 from tests.vllm.asking import Answer, ask, asking
 from tests.vllm.attached.heard import worker_status

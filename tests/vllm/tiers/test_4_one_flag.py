@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.errors import ConfigError
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from tests.live.cluster import Served, alive, request, served, until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.kernel.values import JsonObject
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat

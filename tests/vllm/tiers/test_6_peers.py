@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat

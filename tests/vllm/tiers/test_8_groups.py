@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.engine_venv import ROOT, made
 from tests.live.cluster import Served, served
 from tests.vllm.asking import ask, asking, completion

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from tests.live.cluster import request, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.server import BLOCK, VllmServer, events_config

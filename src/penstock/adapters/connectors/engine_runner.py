@@ -6,6 +6,7 @@ It decides nothing: `penstock.fleet` does. What runs stands in the state file, s
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.adapters.connectors.engine_process import EngineProcess, EngineTemplate, LaunchSpec, StartReader
-from penstock.adapters.connectors.process_memory import LEFT_LEAST, born_at, memory_left, session_memory
 from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
 from penstock.adapters.connectors.state_file import Resources, StateEntry, StateFile, living
-from penstock.adapters.engine_ports import free_port
+from penstock.adapters.listen_address import free_port
 from penstock.config.settings.cluster_settings import SuperviseSettings
 from penstock.fleet.pool_scaling import REPLICAS_MAX
 from penstock.kernel.errors import EngineError
@@ -29,6 +29,10 @@ READ_MAX = 1 << 20
 """Bytes of an engine's log that are read at one probe."""
 NAMED = 4
 """Changed flags that are named."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
+LEFT_LEAST = 0.1
+"""Part of a machine's memory that stays free: what sleeps must not make a machine swap."""
 
 
 class SurvivingEngine(NamedTuple):
@@ -370,3 +374,36 @@ def _known(entry: StateEntry, unwanted: Mapping[str, SurvivingEngine], name: str
     if entry.lease is None or name in unwanted:
         return StateEntry(command=entry.command, replicas=entry.replicas, configured=entry.configured)
     return msgspec.structs.replace(entry)
+
+
+def session_memory(pid: int) -> int | None:
+    """Return the resident bytes of all processes of the session that a process leads; None where it is gone.
+
+    Pages that several of them share are counted for each.
+    """
+    total, seen = 0, False
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == pid:
+                total += int((folder / "statm").read_text().split()[1]) * PAGE
+                seen = True
+        except (OSError, ValueError, IndexError):
+            continue  # it ended meanwhile
+    return total if seen else None
+
+
+def memory_left() -> float:
+    """Return the part of this machine's memory that is available, 0..1."""
+    values = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    return int(values["MemAvailable"].split()[0]) / int(values["MemTotal"].split()[0])
+
+
+def born_at(pid: int) -> float | None:
+    """Return when a process began, in seconds of CLOCK_BOOTTIME, to a hundredth; None where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / TICKS
+    except (OSError, ValueError, IndexError):
+        return None

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from penstock import extension
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.dialects.kv_transfer_protocol import (
     LEASE,
     LEASE_STARTED,
@@ -21,6 +20,7 @@ from penstock.adapters.engines.pool_overrides import overrides_of, parses_itself
 from penstock.adapters.engines.sleep_mode import SLEEP_ENV, SLEEP_FLAG
 from penstock.adapters.engines.start_log import StartLog, start_log_of
 from penstock.adapters.engines.vllm_embeddings import ec_transfer_config
+from penstock.adapters.listen_address import free_port
 from penstock.config.derived.engine_flags import PP_SIZE, TP_SIZE, flag_value, flags_given, plain_flag
 from penstock.config.settings.cluster_settings import START_TIMEOUT, PoolSettings
 from penstock.kernel.errors import ConfigError

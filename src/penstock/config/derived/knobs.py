@@ -103,6 +103,50 @@ def entry_type(hint: Any) -> type[Settings] | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ValueShape:
+    """What a setting takes: schemas, the docs table and the check of a knob's type start from here.
+
+    Args:
+        kind: a ``group`` of settings, ``entries`` of groups by name, a ``list``, a ``mapping`` to scalars, a ``choice``
+            or a ``scalar``; ``other`` can't be written as text.
+        item: the group, the entries' group, or the type of the scalars: int, float, bool or str.
+        choices: of a choice.
+        word: that may stand in the place of a scalar, such as ``auto``.
+        count: items of a list that has a fixed number of them.
+        nullable: whether null is one of the values.
+    """
+
+    kind: Literal["group", "entries", "list", "mapping", "choice", "scalar", "other"]
+    item: Any
+    choices: tuple[str | int, ...] = ()
+    word: str | None = None
+    count: int | None = None
+    nullable: bool = False
+
+
+def shape_of(hint: Any) -> ValueShape:
+    """Read the type of a setting."""
+    not_none = without_none(hint)
+    nullable = not_none is not hint
+    plain, word = or_word(not_none)
+    origin, arguments = get_origin(plain), get_args(plain)
+    if is_group(plain):
+        return ValueShape("group", plain, nullable=nullable)
+    if entry_type(plain) is not None:
+        return ValueShape("entries", entry_type(plain), nullable=nullable)
+    if origin is Literal:
+        return ValueShape("choice", type(arguments[0]), choices=arguments, nullable=nullable)
+    if plain in _WORDS:
+        return ValueShape("scalar", plain, word=word, nullable=nullable)
+    if origin in (tuple, list, dict) and all(argument in _WORDS or argument is Ellipsis for argument in arguments):
+        if origin is dict:
+            return ValueShape("mapping", arguments[1], nullable=nullable)
+        count = len(arguments) if origin is tuple and Ellipsis not in arguments else None
+        return ValueShape("list", arguments[0], count=count, nullable=nullable)
+    return ValueShape("other", plain, nullable=nullable)
+
+
 def dotted(path: tuple[str, ...]) -> str:
     """Write a path as one name; a key with a dot in it is quoted."""
     return ".".join(f'"{part}"' if "." in part else part for part in path)
@@ -120,23 +164,18 @@ def env_part(key: str) -> str:
 
 def type_text(hint: Any) -> str:
     """Describe in words what a value may be, such as ``whole number`` or ``one of kv, random``."""
-    plain = without_none(hint)
-    ending = " or null" if plain is not hint else ""
-    plain, word = or_word(plain)
-    if word is not None:
-        return f"{_WORDS[plain]} or {word}{ending}"
-    origin = get_origin(plain)
-    if origin is Literal:
-        return f"one of {', '.join(str(choice) for choice in get_args(plain))}{ending}"
-    if origin in (tuple, list):
-        first, *others = get_args(plain)
-        count = f"{1 + len(others)} " if others and Ellipsis not in others else ""
-        return f"list of {count}{_PLURALS.get(first, 'values')}{ending}"
-    if is_group(plain) or entry_type(plain) is not None:
-        return f"mapping{ending}"
-    if origin is dict:
-        return f"mapping to {_PLURALS.get(get_args(plain)[1], 'values')}{ending}"
-    return _WORDS.get(plain, str(plain)) + ending
+    shape = shape_of(hint)
+    if shape.kind == "choice":
+        text = f"one of {', '.join(str(choice) for choice in shape.choices)}"
+    elif shape.kind == "list":
+        text = f"list of {f'{shape.count} ' if shape.count else ''}{_PLURALS[shape.item]}"
+    elif shape.kind == "mapping":
+        text = f"mapping to {_PLURALS[shape.item]}"
+    elif shape.kind in ("group", "entries"):
+        text = "mapping"
+    else:
+        text = _WORDS.get(shape.item, str(shape.item)) + (f" or {shape.word}" if shape.word is not None else "")
+    return text + (" or null" if shape.nullable else "")
 
 
 def range_text(knob: Knob) -> str | None:
@@ -169,20 +208,10 @@ def _walk(group: type[msgspec.Struct], path: tuple[str, ...]) -> Iterator[Derive
             continue
         if field.knob is None:
             raise TypeError(f"{group.__name__}.{field.name} has no Knob, so nobody can set it")
-        _check_type(group, field)
+        shape = shape_of(field.type)
+        if shape.kind == "other":
+            raise TypeError(f"{group.__name__}.{field.name} has type {shape.item}, which can't be typed in as text")
         yield DerivedKnob(here, field.type, field.default, field.knob, ".".join(path))
         entry = entry_type(field.type)
         if entry is not None:
             yield from _walk(entry, (*here, ANY_KEY))
-
-
-def _check_type(group: type[msgspec.Struct], field: Field) -> None:
-    plain, _ = or_word(without_none(field.type))
-    origin = get_origin(plain)
-    if origin is Literal or plain in _WORDS or is_group(plain) or entry_type(plain) is not None:
-        return
-    arguments = get_args(plain)
-    scalars = {*_WORDS, Ellipsis}
-    if origin in (tuple, list, dict) and all(argument in scalars for argument in arguments):
-        return
-    raise TypeError(f"{group.__name__}.{field.name} has type {plain}, which can't be typed in as text")

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, get_origin
+from typing import Any
 
 import msgspec
 import yaml
 
-from penstock.config.derived.knobs import dotted, entry_type, fields_by_name, range_text, type_text
+from penstock.config.derived.knobs import dotted, entry_type, fields_by_name, range_text, shape_of, type_text
 from penstock.config.reading.problems import ValueOrigin
 from penstock.config.reading.units import format_number
 from penstock.config.settings.cluster_settings import ClusterSettings
-from penstock.kernel.settings import Field, Settings, is_group, without_none
+from penstock.kernel.settings import Field, Settings, is_group
 
 INIT_HEAD = """\
 # A Penstock cluster. Check it with 'penstock config check FILE', start it with 'penstock up FILE'.
@@ -46,8 +46,6 @@ INIT_HINTS = {
     "runs.dir",
 }
 """Keys that the short form of `config init` shows as comments."""
-
-
 _WORD = re.compile(r"[A-Za-z/](?:[A-Za-z0-9_./:-]*[A-Za-z0-9_./-])?")
 
 
@@ -90,7 +88,6 @@ def init_yaml(*, everything: bool = False) -> str:
 
 def value_text(value: Any, field: Field) -> str:
     """Write one value in YAML, with a unit where that reads better."""
-    plain = without_none(field.type)
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -99,7 +96,7 @@ def value_text(value: Any, field: Field) -> str:
         return format_number(value, field.knob.unit if field.knob is not None else None)
     if isinstance(value, str):
         return _key(value)
-    if get_origin(plain) in (tuple, list):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_key(item) if isinstance(item, str) else _flow(item) for item in value) + "]"
     return _flow(msgspec.to_builtins(value))
 
@@ -162,7 +159,7 @@ def _template(
 def _allowed(field: Field) -> str:
     assert field.knob is not None
     parts = []
-    if get_origin(without_none(field.type)) is not None and "one of" in type_text(field.type):
+    if shape_of(field.type).kind == "choice":
         parts.append(type_text(field.type))
     allowed = range_text(field.knob)
     if allowed is not None:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from penstock.kernel.errors import ConfigError
 
+Complaint = tuple[tuple[str, ...], str, str | None]
+"""What a check says of settings: path, message, hint."""
+
 
 @dataclass(frozen=True, slots=True)
 class ValueOrigin:

@@ -25,18 +25,18 @@ from penstock.kernel.machine import Nanos
 from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import WorkerCard
-from penstock.router.events import OperatorNote, SettingsChanged, WorkerMeasured
+from penstock.router.events import OperatorNote, PluginLeftOut, SettingsChanged, WorkerMeasured
 from penstock.router.journal import router_book
 from penstock.router.router import Router
+from penstock.router.selection.router_plugins import PluginCandidates, PluginRequest
 from penstock.router.status_rows import StatusFinding
 from penstock.runtime.backends import Plane, open_plane, open_relayed, open_store
 from penstock.runtime.cluster_state import refused_messages
 from penstock.runtime.cluster_state.adapter_registry import AdapterRegistry
 from penstock.runtime.cluster_state.crash_log import Crashes
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
-from penstock.runtime.cluster_state.drain_progress import DrainProgress
-from penstock.runtime.cluster_state.membership import Membership
-from penstock.runtime.cluster_state.membership_ack import MembershipAck
+from penstock.runtime.cluster_state.membership import Membership, RevokedLeases
+from penstock.runtime.cluster_state.membership_ack import DrainProgress, MembershipAck
 from penstock.runtime.cluster_state.placement_sync import FrontendCard, PlacementSync
 from penstock.runtime.cluster_state.pool_statuses import PoolStatuses, desired_pools
 from penstock.runtime.kv_events.kv_event_feeds import KvEventFeeds
@@ -45,21 +45,69 @@ from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.loop_monitor import LoopMonitor
 from penstock.runtime.node.adapter_loads import AdapterLoads
 from penstock.runtime.node.node_status import NodeStatus
-from penstock.runtime.node.plugin_watch import PluginWatch
 from penstock.runtime.node.tickets import Tickets
 from penstock.runtime.node.worker_observers import WorkerObservers
-from penstock.runtime.planning.planner_status import PlannerStatus
+from penstock.runtime.planning.planner_report import PlannerStatus
 from penstock.runtime.records.journal_writer import JournalWriter
 from penstock.runtime.records.pod_run_folder import process_name
-from penstock.runtime.supervision.revoked_leases import RevokedLeases
 
+CALL_BUDGET, CANDIDATE_BUDGET = 1e-3, 1e-5
+"""Seconds of a call, and more of them for each candidate: all else that a frontend does for a request takes 0.3 ms."""
+OVERRUNS_MAX = 10
+"""Calls beyond their budget, of the last `COUNTED` at most, after which a plug-in is left out: one of them may be the
+machine's fault, which stops a process now and then."""
+COUNTED = 1000
+STALL = 0.5
+"""Seconds after which one call is enough: every request of the process waited for it."""
 log = logging.getLogger("penstock.node")
 router_log = logging.getLogger("penstock.router")
-
 JOURNAL_BATCH = 64
 """Events of the router that its journal encodes together, in about 0.6 ms; the rest waits for half a second at most."""
 SETTLE_LIMIT = 5.0
 """Seconds that a starting frontend waits to learn the present workers."""
+
+
+class PluginWatch:
+    """Calls plug-ins for one router.
+
+    Args:
+        post: gives the router an event.
+        clock: seconds, any origin.
+    """
+
+    def __init__(self, post: Callable[[PluginLeftOut], None], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._post, self._clock = post, clock
+        self._overruns: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def call(
+        self,
+        name: str,
+        count: int,
+        method: Callable[[PluginRequest, Any], Any],
+        request: PluginRequest,
+        candidates: PluginCandidates,
+    ) -> Any:
+        """Call a plug-in with ``count`` candidates, and enter how long it took."""
+        began = self._clock()
+        try:
+            return method(request, candidates)
+        finally:
+            self._enter(name, self._clock() - began, CALL_BUDGET + count * CANDIDATE_BUDGET)
+
+    def _enter(self, name: str, took: float, budget: float) -> None:
+        calls = self._calls[name] = self._calls.get(name, 0) + 1
+        if calls % COUNTED == 0:
+            self._overruns[name] = 0
+        if took <= budget:
+            return
+        overruns = self._overruns[name] = self._overruns.get(name, 0) + 1
+        if took >= STALL:
+            self._post(PluginLeftOut(name=name, reason=f"one call took {took:.2f} s"))
+        elif overruns >= OVERRUNS_MAX:
+            times = f"the last one took {took * 1e3:.1f} ms, {budget * 1e3:.1f} ms are allowed"
+            text = f"{overruns} of its calls took too long: {times}"
+            self._post(PluginLeftOut(name=name, reason=text))
 
 
 class RouterNode:

@@ -15,8 +15,7 @@ from penstock.router.status_rows import RouterStatus
 from penstock.router.workers.active import Active
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.node.canary import Canary
-from penstock.runtime.node.engine_stats import EngineStats
-from penstock.runtime.node.step_stats_estimate import LoadLook, look
+from penstock.runtime.node.engine_stats import EngineStats, LoadLook, look
 
 log = logging.getLogger("penstock.observers")
 

@@ -1,19 +1,46 @@
-"""Counters export of one frontend for planners: its request counters, its router's load, the engines' passes."""
+"""Counters export of one frontend for planners: its requests, its router's load, the engines' passes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.adapters.sources.frontend_counters import FrontendCounters, ModelCounters, RankCounters, WorkerCounters
-from penstock.kernel.values import STEP_SUMS, RequestId, StepStats, WorkerCard, WorkerId
+from penstock.kernel.values import STEP_SUMS, RequestId, StepStats, Traffic, WorkerCard, WorkerId
+from penstock.planner.sizing.request_counts import RequestCounts
 from penstock.router.router import Router
 from penstock.router.workers.roster import RosterWorker
 from penstock.runtime.node.engine_stats import EngineStats
-from penstock.runtime.planning.frontend_counts import FrontendCounts
 
 READER = "planners"
 """Reader name for the engines' passes: read once for all planners, which get sums that only grow."""
+
+
+class FrontendCounts:
+    """All models of one frontend process.
+
+    Args:
+        now: seconds, any origin.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._started = now()
+        self._models: dict[str, RequestCounts] = {}
+        self.copies: dict[str, str] = {}
+        """Shadows' copies that have not ended, and their models: where one waits, no client does."""
+
+    def of(self, model: str) -> RequestCounts:
+        """Return a model's counters, created where it is new."""
+        counts = self._models.get(model)
+        if counts is None:
+            counts = self._models[model] = RequestCounts()
+        return counts
+
+    def totals(self) -> dict[str, Traffic]:
+        """Return every model's counters as they are."""
+        seconds = self._now() - self._started
+        return {model: counts.totals(seconds) for model, counts in self._models.items()}
 
 
 class CountersExport:

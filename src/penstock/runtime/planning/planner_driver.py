@@ -1,4 +1,7 @@
-"""Planner driver: runs the planner machine under asyncio; carries out its observations, scalings and plugin calls."""
+"""Planner driver: runs the planner machine under asyncio; carries out its observations, scalings and plugin calls.
+
+It leaves its state for the next planner.
+"""
 
 import asyncio
 import logging
@@ -19,7 +22,6 @@ from penstock.planner.events import Alarm, AskPlugin, Observe, Observed, Observe
 from penstock.planner.planner import Planner
 from penstock.runtime.live_driver import LiveDriver
 from penstock.runtime.planning.live_observer import LiveObserver
-from penstock.runtime.planning.planner_state_file import PlannerState, read_state, write_state
 from penstock.runtime.planning.tick_log import TickLog
 
 log = logging.getLogger("penstock.planner")
@@ -28,6 +30,15 @@ NAME = "planner"
 STATE_SHARE = 50
 """The time between two writes of the planner's state, in multiples of a write's duration: a thousand workers are some
 seconds of work, a few are written each tick. A successor with an older state reads again what came since."""
+
+
+class PlannerState(msgspec.Struct, frozen=True, kw_only=True):
+    """``restarts``: how often one took over; ``machine``: the planner's snapshot; ``observing``: the observer's."""
+
+    version: int = 1
+    restarts: int
+    machine: msgspec.Raw
+    observing: bytes
 
 
 class _OutsidePlugins(Protocol):
@@ -205,3 +216,24 @@ class PlannerDriver:
             await work
         except Exception:  # supervision boundary: one tick's bug must not end the later ticks
             log.exception("a tick of the planner failed by a bug of ours")
+
+
+def write_state(path: Path, state: PlannerState) -> None:
+    """Write the file, whole or not at all. Blocks; a full disk costs only how much a successor knows."""
+    spare = path.with_suffix(".new")
+    try:
+        spare.write_bytes(msgspec.msgpack.encode(state))
+        spare.replace(path)
+    except OSError as error:
+        log.warning("what a planner that takes over would need can't be written: %s", error)
+
+
+def read_state(path: Path) -> PlannerState | None:
+    """Read the file; None where it is missing or unreadable. Blocks."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=PlannerState)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("what the planner before left can't be read: %s", error)
+        return None

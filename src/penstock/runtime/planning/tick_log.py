@@ -1,4 +1,8 @@
-"""Tick log: writes each tick's record as a line of the run folder, the planner's report in the store, and gauges."""
+"""Tick log: writes each tick's record as a line of the run folder, the planner's report in the store, and gauges.
+
+An entry of the seam ``tick listener`` is called with the planner's settings and the run folder, which is None where
+records are not kept, and returns a `TickListener`, or None where the settings do not ask for it.
+"""
 
 import asyncio
 import logging
@@ -6,11 +10,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
+from penstock import extension
 from penstock.adapters.seams import Store, StoreUnavailable
 from penstock.adapters.telemetry.planner_metrics import PlannerMetrics
+from penstock.config.settings.planning_settings import PlanningSettings
 from penstock.planner.observation import Observation
 from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import TickRecord
@@ -130,3 +138,29 @@ class TickLog:
             self._unsaid += 1
             if self._unsaid & (self._unsaid - 1) == 0:  # the 1st, 2nd, 4th...
                 log.warning("the planner's status can't be written, %d times now: %s", self._unsaid, error)
+
+
+class TickListener(Protocol):
+    """Hears of every tick until it is closed."""
+
+    def ticked(self, record: TickRecord, _: object = None) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class PlannerDiagnostics:
+    """Gives `watchers` to the code that runs the planner; `close` it after the planner has ended.
+
+    Raises:
+        ConfigError: what a listener writes can't be written.
+    """
+
+    def __init__(self, settings: PlanningSettings, run: Path | None) -> None:
+        made = [make(settings, run) for make in extension.entries("tick listener").values()]
+        self._listeners: list[TickListener] = [each for each in made if each is not None]
+        self.watchers = [each.ticked for each in self._listeners]
+
+    async def close(self) -> None:
+        """Let each write what is left."""
+        for each in self._listeners:
+            await each.close()

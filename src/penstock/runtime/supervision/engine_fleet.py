@@ -43,10 +43,9 @@ from penstock.runtime.cluster_state.membership_ack import acknowledged_by_all, a
 from penstock.runtime.cluster_state.store_watch import RETRY
 from penstock.runtime.kv_events.kv_event_relay import KvEventRelays
 from penstock.runtime.records.journal_writer import JournalWriter
-from penstock.runtime.supervision.engine_children import EngineChildren, EngineSite
+from penstock.runtime.supervision.child_process import EngineChildren, EngineSite
 from penstock.runtime.supervision.fleet_driver import FleetDriver, RequestCount, Runner, Strategy
-from penstock.runtime.supervision.requests_left import reports_in, requests_left
-from penstock.runtime.supervision.status_writer import Report, StatusWriter
+from penstock.runtime.supervision.status_writer import Report, StatusWriter, reports_in, requests_left
 
 log = logging.getLogger("penstock.fleet")
 
@@ -54,8 +53,6 @@ GPU_ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
 """Kinds of engines that compute on GPUs where there are any."""
 FLUSH_EVERY = 1.0
 """Seconds between two writes of the journal."""
-
-
 Launcher = Callable[[str, int, Sequence[int]], LaunchSpec]
 """How to start an engine: from its id, a free port and its GPUs."""
 

@@ -5,27 +5,22 @@ process that would have accepted it, so a crash or a replacement refuses no clie
 """
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock import extension
 from penstock.adapters.background_tasks import BackgroundTasks
-from penstock.adapters.connectors.shim_client import ending
 from penstock.adapters.listen_address import bind
-from penstock.adapters.task_cancel import cancel_all
-from penstock.config.derived.knobs import derive
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings
-from penstock.fleet.crash_backoff import crash_wait
-from penstock.kernel.errors import ConfigError, PenstockError, bind_hint
+from penstock.kernel.errors import ConfigError, bind_hint
 from penstock.runtime.cluster_state.crash_log import CrashBook
-from penstock.runtime.supervision.child_process import ChildProcess
+from penstock.runtime.supervision.child_process import ChildProcess, RestartedChild, secrets_of
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -57,15 +52,9 @@ class FrontendProcesses:
         self._port = settings.frontend.port
         self._sockets: dict[int, list[socket.socket]] = {}
         self._admin: list[socket.socket] = []
-        self._children: dict[int, ChildProcess] = {}
-        self._ready: dict[int, asyncio.Event] = {}
-        """Set while the process of that index accepts requests."""
-        self._watchers: dict[int, asyncio.Task[None]] = {}
-        self._starting = asyncio.Lock()
-        """Held while a process is started and while watchers are ended, so that none is started without a watcher."""
+        self._children: dict[int, RestartedChild] = {}
         self._retired: set[ChildProcess] = set()
         self._retiring = BackgroundTasks()
-        self._stopping = False
 
     @property
     def indices(self) -> range:
@@ -82,18 +71,15 @@ class FrontendProcesses:
         if self.settings.frontend.admin_port is not None:
             self._admin = _bound("127.0.0.1", self.settings.frontend.admin_port, shared=False)
         for index in self.indices:
-            self._ready[index] = asyncio.Event()
-            self._children[index] = await self._start(index)
-            self._watchers[index] = asyncio.create_task(self._watch(index), name=f"frontend-{index}")
+            await self.unpark(index)
 
     async def stop(self, hurry: asyncio.Event, cut: Callable[[], None]) -> None:
         """Let frontends finish streams, then end them; when ``hurry`` is set, call ``cut`` and end them at once."""
-        self._stopping = True
-        async with self._starting:
-            await cancel_all([*self._watchers.values(), *self._retiring])
+        watched = await asyncio.gather(*(child.release() for child in self._children.values()))
+        await self._retiring.close()
         self._close_all()
         grace = self.settings.supervise.drain_timeout + self.settings.supervise.stop_grace
-        children = [*self._children.values(), *self._retired]
+        children = [*(child for child in watched if child is not None), *self._retired]
         drain = asyncio.gather(*(child.stop(grace) for child in children))
         hurried = asyncio.create_task(hurry.wait())
         either: set[asyncio.Future[Any]] = {drain, hurried}
@@ -108,15 +94,13 @@ class FrontendProcesses:
 
     async def park(self, index: int) -> bool:
         """Drain one frontend while others serve, and do not start it again; return whether it ended by itself."""
-        watcher = self._watchers.pop(index, None)
-        if watcher is None:
+        parked = self._children.pop(index, None)
+        if parked is None:
             return True
-        async with self._starting:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-        self._ready[index].clear()
+        child = await parked.release()
         self._close(index)  # our copy: the process closes its own when it stops accepting
-        child = self._children.pop(index)
+        if child is None:
+            return True
         if child.process.returncode is None:
             child.process.send_signal(RETIRE)
         try:
@@ -128,11 +112,18 @@ class FrontendProcesses:
 
     async def unpark(self, index: int) -> None:
         """Start a parked frontend again."""
-        if index in self._watchers or index not in self.indices:
+        if index in self._children or index not in self.indices:
             return
-        async with self._starting:
-            self._children[index] = await self._start(index)
-        self._watchers[index] = asyncio.create_task(self._watch(index), name=f"frontend-{index}")
+        child = self._children[index] = RestartedChild(
+            f"frontend {index}",
+            "other frontends get its connections",
+            lambda: self.settings.supervise,
+            partial(self._start, index),
+            crashed=partial(self._crashes.add, f"frontend-{index}", "frontend"),
+            failed=partial(self._failed, index),
+            waits=partial(self._hold, index),
+        )
+        child.begin()
 
     async def replace(self, index: int) -> None:
         """Replace a process: the new one accepts before the old one stops accepting, and the old one finishes.
@@ -140,21 +131,19 @@ class FrontendProcesses:
         Raises:
             PenstockError: the new one does not come up; the old one goes on.
         """
-        watcher = self._watchers.get(index)
-        if watcher is None:
+        child = self._children.get(index)
+        if child is None:
             return  # parked
         new = await self._start(index)
         try:
             await new.ready(self.settings.supervise.start_timeout or START_TIMEOUT)
-            async with self._starting:
-                watcher.cancel()
-                await asyncio.gather(watcher, return_exceptions=True)
+            old = await child.release()
         except BaseException:
             await new.stop(self.settings.supervise.stop_grace)
             raise
-        old = self._children[index]
-        self._children[index] = new
-        self._watchers[index] = asyncio.create_task(self._watch(index, ready=True), name=f"frontend-{index}")
+        child.begin(new)
+        if old is None:
+            return
         if old.process.returncode is None:
             old.process.send_signal(RETIRE)
         self._retired.add(old)
@@ -189,40 +178,17 @@ class FrontendProcesses:
         picker: str = extension.entry("frontend process", "picker", "picker.kind")
         return picker
 
-    async def _watch(self, index: int, *, ready: bool = False) -> None:
-        """Restart a frontend that ends; a frontend that can't even start ends the cluster with its reason."""
-        wait = 0.0
-        ever_ready = ready
-        while not self._stopping:
-            child = self._children[index]
-            began: float | None = None
-            try:
-                if not ready:
-                    await child.ready(self.settings.supervise.start_timeout or START_TIMEOUT)
-                ever_ready, began = True, time.monotonic()
-                self._ready[index].set()
-            except PenstockError as error:
-                if not ever_ready:
-                    self._gave_up(str(error))
-                    return
-                log.error("%s", error)
-            ready = False
-            status = await child.wait()
-            self._ready[index].clear()
-            if self._stopping:
-                return
-            self._crashes.add(f"frontend-{index}", "frontend", ending(status))
-            ran = 0.0 if began is None else time.monotonic() - began
-            wait = crash_wait(wait, ran, self.settings.supervise.restart_backoff)
-            log.info("frontend %d %s; it restarts in %.1f s", index, ending(status), wait)
-            if wait > HOLD_MAX:
-                self._close(index)
-            await asyncio.sleep(wait)
-            try:
-                async with self._starting:
-                    self._children[index] = await self._start(index)
-            except ConfigError as error:
-                log.error("frontend %d can't be restarted: %s", index, error)
+    def _failed(self, index: int, error: Exception) -> None:
+        """End the cluster where a frontend can't even start for the first time."""
+        if self._children[index].served:
+            self._crashes.add(f"frontend-{index}", "frontend", "could not be started")
+        else:
+            self._gave_up(str(error))
+
+    def _hold(self, index: int, wait: float) -> None:
+        """Let connections wait for a frontend that comes back soon, and refuse them where that takes longer."""
+        if wait > HOLD_MAX:
+            self._close(index)
 
     # --- addresses --------------------------------------------------------------------------------------------------
 
@@ -259,17 +225,3 @@ def _bound(host: str, port: int, *, shared: bool) -> list[socket.socket]:
 
 def _descriptors(sockets: list[socket.socket]) -> str:
     return ",".join(str(bound.fileno()) for bound in sockets)
-
-
-def secrets_of(settings: ClusterSettings) -> dict[str, str]:
-    """Return the secrets for a child's environment: the run folder's config.yaml has none."""
-    secrets = {}
-    for knob in derive(ClusterSettings):
-        if knob.knob.secret and not knob.is_mapping and "*" not in knob.path:
-            value: Any = settings
-            for name in knob.path:
-                value = getattr(value, name)
-            if value:
-                plain = value if isinstance(value, str | dict) else list(value)
-                secrets[knob.env] = plain if isinstance(plain, str) else json.dumps(plain)
-    return secrets

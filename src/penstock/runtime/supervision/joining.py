@@ -18,10 +18,10 @@ from penstock.kernel.errors import ConfigError, PenstockError
 from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
 from penstock.runtime.backends import open_relays, open_store
+from penstock.runtime.cluster_state.membership import RevokedLeases
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.revoked_leases import RevokedLeases
 from penstock.runtime.supervision.terminal import Say, on_signals
 
 

@@ -10,7 +10,7 @@ import ssl
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,24 +26,25 @@ from penstock.config.reading.load import Loaded, resolved_yaml
 from penstock.config.settings.cluster_settings import START_TIMEOUT, ClusterSettings, RunSettings
 from penstock.config.worker_names import pool_prefix
 from penstock.kernel.errors import ConfigError, PenstockError
+from penstock.kernel.numeric_threads import ONE_THREAD
 from penstock.kernel.plurals import counted
 from penstock.kernel.secret import ClusterSecret
+from penstock.planner.settings import PlannerSettings
 from penstock.runtime.backends import open_relays, open_store
+from penstock.runtime.cluster_state.crash_log import CrashBook
 from penstock.runtime.cluster_state.current_settings import CurrentSettings
 from penstock.runtime.cluster_state.desired_state import DESIRED, DRAINS, RESTART, SETTINGS, SettingSpec, decode
+from penstock.runtime.cluster_state.membership import RevokedLeases
 from penstock.runtime.cluster_state.placement_sync import FRONTENDS, FrontendCard
 from penstock.runtime.records.response_folder import drop_responses, take_over_responses
 from penstock.runtime.records.run_folder import RunFolder
 from penstock.runtime.records.run_folders import remove, runs_of, spare
-from penstock.runtime.supervision.change_book import ChangeBook
-from penstock.runtime.supervision.config_reload import BY as SIGHUP
-from penstock.runtime.supervision.config_reload import ConfigReload
+from penstock.runtime.supervision.change_book import SIGHUP, ChangeBook, ConfigReload
+from penstock.runtime.supervision.child_process import ChildProcess, RestartedChild, secrets_of
 from penstock.runtime.supervision.engine_fleet import EngineFleet
 from penstock.runtime.supervision.frontend_processes import FrontendProcesses
 from penstock.runtime.supervision.namespace import Namespace, earlier_secret, take_namespace
-from penstock.runtime.supervision.planner_child import planner_child, policy_of
 from penstock.runtime.supervision.reconciler import Reconciler
-from penstock.runtime.supervision.revoked_leases import RevokedLeases
 from penstock.runtime.supervision.terminal import Say, at_url, ignore_closed_terminal, on_signals, this_command
 
 log = logging.getLogger("penstock.supervisor")
@@ -296,6 +297,40 @@ Ctrl-C drains and stops."""
         goal = f"TTFT {1e3 * ttft:g} ms, ITL {1e3 * itl:g} ms"
         why = f"{this_command()} explain scale{at_url(page)}"
         return f"\n  Planner    {policy_of(planning)}: {does}; keeps {goal}. Why, says: {why}"
+
+
+def planner_child(settings: ClusterSettings, run: Path, crashes: CrashBook) -> RestartedChild:
+    """Return the planner process of a cluster, to be begun once the cluster is up.
+
+    Losing it freezes replica counts, never traffic; the next one continues from its state in the run folder.
+
+    Args:
+        run: the run folder.
+        crashes: record of its crashes.
+    """
+
+    def start() -> Awaitable[ChildProcess]:
+        return ChildProcess.start(
+            "planner",
+            "penstock.cli.planner_process",
+            ["--run", str(run)],
+            log_path=run / "logs" / "planner.log",
+            env={**ONE_THREAD, **os.environ, **secrets_of(settings)},
+        )
+
+    return RestartedChild(
+        "the planner",
+        "replica counts stay as they are",
+        lambda: settings.supervise,
+        start,
+        crashed=lambda words: crashes.add("planner", "planner", words),
+    )
+
+
+def policy_of(settings: PlannerSettings) -> str:
+    """Return the name of the policy that decides."""
+    target = settings.optimization_target
+    return f"policy {settings.policy}" if target == "sla" else f"thresholds for {target}"
 
 
 def prune(settings: RunSettings, say: Say) -> None:

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.adapters.connectors.gpu_inventory import SMI_TIMEOUT, inventory
 from penstock.adapters.connectors.shim_client import ShimClient, ending, tail
-from penstock.adapters.engine_ports import free_port
 from penstock.adapters.engines.describe import describe, ready
 from penstock.adapters.engines.http.engine_access import key_env, read_access
 from penstock.adapters.engines.launch import launch_of
+from penstock.adapters.listen_address import free_port
 from penstock.config.cluster_secret_file import without_secrets
 from penstock.config.derived.engine_flags import TP_SIZE
 from penstock.config.settings.cluster_settings import PoolSettings

@@ -13,8 +13,7 @@ from typing import Literal
 import httptools
 
 from penstock.adapters.engines.http.engine_call import ANSWER_MAX, EngineBroken, EngineUnreachable, Feed, ResponseSink
-from penstock.adapters.host_probes import HOST_LOST, LOST_AFTER, probe_host
-from penstock.adapters.http1_connection import HEAD_MAX, Http1Connection
+from penstock.adapters.http1_connection import HEAD_MAX, HOST_LOST, LOST_AFTER, Http1Connection, probe_host
 
 BUFFERED_MAX = 256 * 1024
 """Bytes of a body without a receiver, above which no more are read."""
