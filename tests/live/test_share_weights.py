@@ -37,8 +37,9 @@ def test_an_engine_that_joins_takes_its_weights_from_a_sibling(
     plugins.mkdir(parents=True)
     (plugins / "entry_points.txt").write_text("[vllm.general_plugins]\npenstock = a:b\n")
     python = os.pathsep.join(each for each in (os.environ.get("PYTHONPATH", ""), str(plugins.parent)) if each)
-    env = {**os.environ, "PYTHONPATH": python, "FAKE_PATIENCE": "1"}
+    env = {**os.environ, "FAKE_PATIENCE": "1"}
     pool = ["--engine", "vllm", "--command", str(program), "--block_size", "32", "--share_weights", "true"]
+    pool += ["--env", f"{{PYTHONPATH: '{python}'}}"]  # of the engines alone: it hides our entry points
     with served(tmp_path, "serve", str(model), *pool, "--frontend.port", "0", env=env) as up:
         assert up.chat("Hello", model=model.name)[0] == 200
         assert "weights from the files" in (up.run / "logs" / "main-0.log").read_text()
