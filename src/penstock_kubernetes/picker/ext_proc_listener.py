@@ -18,7 +18,7 @@ from penstock_kubernetes.picker.http2_connection import GrpcStream, Http2Connect
 from penstock_kubernetes.picker.objectives import GROUPS, Objectives, follow_objectives, pool_of
 from penstock_kubernetes.picker.picker import Picker
 
-log = logging.getLogger("penstock_kubernetes.picker")
+log = logging.getLogger("penstock.picker")
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

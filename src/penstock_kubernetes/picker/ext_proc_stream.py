@@ -19,7 +19,7 @@ from penstock_kubernetes.picker.objectives import Objectives
 from penstock_kubernetes.picker.picked_request import GatewayRequest, PickedRequest, joined
 from penstock_kubernetes.picker.picker import Picker
 
-log = logging.getLogger("penstock_kubernetes.picker")
+log = logging.getLogger("penstock.picker")
 
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"

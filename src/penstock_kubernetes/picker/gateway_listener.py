@@ -29,7 +29,7 @@ from penstock_kubernetes.picker.picked_request import GatewayRequest, PickedRequ
 from penstock_kubernetes.picker.picker import Picker
 from penstock_kubernetes.picker_settings import GatewayKind
 
-log = logging.getLogger("penstock_kubernetes.picker")
+log = logging.getLogger("penstock.picker")
 
 BACKLOG = 1024
 REPORTS_BUFFER = 1 << 20

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-log = logging.getLogger("penstock_kubernetes.picker")
+log = logging.getLogger("penstock.picker")
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.adapters.seams import StoreUnavailable
 from penstock.config.settings.cluster_settings import ClusterSettings
 
-log = logging.getLogger("penstock_kubernetes.picker")
+log = logging.getLogger("penstock.picker")
 
 GROUPS = ("llm-d.ai", "inference.networking.x-k8s.io")
 """API groups of InferenceObjective, both with version v1alpha2: it moved from the second to the first in 2026."""

@@ -190,7 +190,7 @@ class SimulatedCluster:
         return {name: sum(column) for name, column in zip(("encoded", "reused", "fetched"), zip(*counts), strict=False)}
 
     def adapters(self) -> dict[str, int]:
-        """Return what became of requests for LoRA adapters, as `penstock.router.adapters` counts it; empty without."""
+        """Return what became of requests for LoRA adapters, as the router counts it; empty without."""
         pool = self.router.pools.get(self.plan.model)
         return {} if pool is None or not any(pool.adapters.counts.values()) else dict(pool.adapters.counts)
 

@@ -315,7 +315,7 @@ async def test_a_plugin_answers_only_its_planner(tmp_path: Path) -> None:
 
 async def test_a_message_that_is_too_long_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("plugin_address", "plugin_host", "plugin_server"):
-        monkeypatch.setattr(f"penstock.adapters.plugins.{module}.MESSAGE_MAX", 2048)
+        monkeypatch.setattr(f"penstock_extras.plugins.{module}.MESSAGE_MAX", 2048)
 
     class Long(Most):
         def evaluate(self, context: PluginContext) -> Result:
