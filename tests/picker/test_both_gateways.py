@@ -73,7 +73,7 @@ async def test_without_a_picker_requests_go_on_and_what_was_answered_is_whole(ki
 async def test_at_its_start_a_picker_says_what_such_a_gateway_can_not_do(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", logger="penstock_kubernetes.picker"):
+    with caplog.at_level("INFO", logger="penstock.picker"):
         async with gateway(kind, 1):
             assert "no migration in mid-stream, no hedging, no check of usage" in caplog.text
 
