@@ -218,6 +218,7 @@ def first_lines() -> Iterator[str]:
             yield f"{path.relative_to(SRC)}: {line!r} should be one sentence that says what the file does"
 
 
+@cache
 def code_lines(path: Path) -> int:
     """Count lines of code proper: no blank lines, comments or docstrings."""
     text = path.read_text()

@@ -4,6 +4,7 @@ The names below are what a program needs that drives router and planner by itsel
 simulations. Each is imported at its first use, so `import penstock` loads nothing else.
 """
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,23 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+def imported_at_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose names are imported when they are first used.
+
+    Args:
+        modules: name -> the module below the package that has it.
+    """
+
+    def attribute(name: str) -> Any:
+        module = modules.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module}"), name)
+
+    return attribute
+
+
+__getattr__ = imported_at_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the KV companion adds: the metrics of tiers, and what doctor says of them."""
+"""What the KV companion adds: processes beside engines, their settings, commands and metrics."""
 
 from penstock.extension import Extension
 

@@ -3,8 +3,9 @@
 The names below are what a program needs that simulates clusters; each is imported at its first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock import imported_at_use
 
 if TYPE_CHECKING:
     from penstock_lab.engine.engine import Engine
@@ -27,11 +28,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+__getattr__ = imported_at_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

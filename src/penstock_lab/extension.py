@@ -1,4 +1,4 @@
-"""What the lab companion adds: readers of traces, and the form of prompts that its simulations use."""
+"""What the lab adds: the simulated engine with its settings, its commands, pages of runs, readers of traces."""
 
 from penstock.extension import Extension
 
@@ -14,10 +14,8 @@ EXTENSION = Extension(
             "planner dry run": "penstock_lab.report.planner.planner_dry_run:dry_run",
         },
         "command": {
-            **{
-                name: f"penstock_lab.cli.{name}:command"
-                for name in ("bench", "plan", "profile", "replay", "simulate", "study", "trace", "tune", "ui", "engine")
-            },
+            name: f"penstock_lab.cli.{name}:command"
+            for name in ("bench", "plan", "profile", "replay", "simulate", "study", "trace", "tune", "ui", "engine")
         },
         "tokenizer": {"builtin:sim": "penstock_lab.sim.sim_tokenizer:DATA_DIR"},
         "speeds": {

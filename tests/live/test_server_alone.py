@@ -1,5 +1,6 @@
 """Does the server alone serve engines that others run, and say which package it lacks for the rest?"""
 
+import asyncio
 import os
 import re
 import time
@@ -29,8 +30,6 @@ def alone(tmp_path: Path) -> dict[str, str]:
 async def test_the_server_alone_serves_an_engine_that_others_run(tmp_path: Path, alone: dict[str, str]) -> None:
     began = time.monotonic()
     async with simulated_servers() as (server,):
-        import asyncio
-
         await asyncio.to_thread(chats, tmp_path, server.url, alone, began)
 
 
