@@ -210,6 +210,50 @@ def circles() -> Iterator[str]:
         yield f"{name} is in a circle of imports with {', '.join(sorted(below & graph.keys()))}"
 
 
+@cache
+def names_at_top(path: Path) -> set[str]:
+    """Return the names that a module has for those who import it, below ``if`` and ``try`` as well."""
+    names = set[str]()
+    left: list[ast.AST] = list(tree_of(path).body)
+    while left:
+        match left.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.stmt() | ast.Tuple() | ast.List() | ast.ExceptHandler() as node:
+                left += ast.iter_child_nodes(node)
+    return names
+
+
+def lost_names() -> Iterator[str]:
+    """What tests, benches and examples import exists: suites of engines are not even read on most machines."""
+    for folder in ("src", "tests", "bench", "deploy", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+                    yield from (f"{path.relative_to(ROOT)}:{node.lineno}: {fault}" for fault in _lost(node))
+
+
+def _lost(node: ast.ImportFrom) -> Iterator[str]:
+    top, *rest = (node.module or "").split(".")
+    home = ROOT / top if top == "tests" else SRC / top
+    if not (home / "__init__.py").exists():
+        return  # it belongs to others
+    module = home.joinpath(*rest)
+    source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    if not source.exists() and not module.is_dir():
+        yield f"there is no module {node.module}"
+        return
+    names = names_at_top(source) if source.exists() else set[str]()
+    for name in (alias.name for alias in node.names if alias.name != "*"):
+        below = (module / name).is_dir() or (module / f"{name}.py").exists()
+        if not below and name not in names and "__getattr__" not in names:
+            yield f"{node.module} has no {name}"
+
+
 def first_lines() -> Iterator[str]:
     """A file's first line is one sentence that says what the file does."""
     for path in files():
@@ -317,7 +361,7 @@ def room_rows() -> Iterator[str]:
 
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
     phrases,
-    *(class_names, descriptions, value_names, file_names, circles, first_lines, room_rows, budget),
+    *(class_names, descriptions, value_names, file_names, circles, lost_names, first_lines, room_rows, budget),
 )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.engines.launch import joined_transfers
 from penstock.adapters.listen_address import free_port
 from penstock.kernel.values import JsonObject
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
-from penstock_kv.vllm_kv_tiers import with_handoff
 from tests.live.cluster import Served, post, served, stream, until
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.handoff.conftest import KV, WIRE
@@ -68,7 +68,7 @@ def process(processes: dict[str, TierProcess]) -> TierProcess:
 
 def with_tiers(process: TierProcess, worker: str, handoff: JsonObject = KV) -> JsonObject:
     tier = {"type": "PenstockTier", "module_path": "penstock_kv.inside.vllm_tier", "socket": str(process.socket)}
-    return with_handoff(dict(handoff), native({**tier, "worker": worker}))
+    return joined_transfers(dict(handoff), native({**tier, "worker": worker}))
 
 
 @pytest.fixture(scope="module")

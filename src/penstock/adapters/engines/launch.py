@@ -188,7 +188,7 @@ def _vllm(
         env |= addition.env
         if addition.labels:
             card["labels"] = {**card.get("labels", {}), **addition.labels}
-        transfer = _both(transfer, addition.transfer) if addition.transfer is not None else transfer
+        transfer = joined_transfers(transfer, addition.transfer) if addition.transfer is not None else transfer
     if pool.role == "encode":
         del flags["--enable-prefix-caching"]  # it computes no KV
         flags["--no-enable-prefix-caching"] = None
@@ -204,7 +204,7 @@ def _vllm(
             "kv_connector_extra_config": {"kv_lease_duration": LEASE_STARTED},
         }
         card["labels"] = {**card.get("labels", {}), LEASE: str(LEASE_STARTED)}
-        transfer = _both(handoff, transfer)
+        transfer = joined_transfers(handoff, transfer)
         # Other engines fetch KV from here; it also takes the ports behind it, one for each further rank.
         env |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
@@ -248,7 +248,7 @@ def _vllm(
     )
 
 
-def _both(first: JsonObject, second: JsonObject) -> JsonObject:
+def joined_transfers(first: JsonObject, second: JsonObject) -> JsonObject:
     """Return one transfer configuration of two, such as of a hand-off and of tiers; the first is asked first."""
     if not first or not second:
         return first or second
