@@ -50,6 +50,7 @@ PHRASES = {
     r"\bas last heard\b": "the last known state",
 }
 """Translated English, with what is said instead: no text that a user reads has it."""
+FILES_NAMED = {"csv", "json", "jsonl", "md", "py", "yaml"}
 PROMPT_LENGTHS = 8
 """Classes that may have a field ``isl``; others hold a `RequestShape`, or a request that has one."""
 PLAIN_DICTS = 125
@@ -359,9 +360,31 @@ def room_rows() -> Iterator[str]:
         yield f"ARCHITECTURE.md has a row for {room}, which does not exist"
 
 
+def page_names() -> Iterator[str]:
+    """A dotted name in ARCHITECTURE.md is a module's or what stands in one; without a package it is the server's."""
+    for name in sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE.read_text()))):
+        parts = name.split(".")
+        path = SRC.joinpath(*parts) if (SRC / parts[0]).is_dir() else SRC.joinpath("penstock", *parts)
+        depth = len(path.relative_to(SRC).parts)
+        modules = [each.with_suffix(".py") for each in (path, *path.parents[: depth - 2])]
+        if parts[-1] not in FILES_NAMED and not path.is_dir() and not any(each.exists() for each in modules):
+            yield f"ARCHITECTURE.md names {name}, which does not exist"
+
+
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
     phrases,
-    *(class_names, descriptions, value_names, file_names, circles, lost_names, first_lines, room_rows, budget),
+    *(
+        class_names,
+        descriptions,
+        value_names,
+        file_names,
+        circles,
+        lost_names,
+        first_lines,
+        room_rows,
+        page_names,
+        budget,
+    ),
 )
 
 

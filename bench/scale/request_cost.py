@@ -115,7 +115,8 @@ def tables(found: Found, skipped: dict[str, str], sizes: list[int], names: list[
         "",
     ]
     for cell, title in TABLES.items():
-        lines += [f"| {title} | {' | '.join(f'{size:,} engines' for size in sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+        head = ["gateway", *(f"{size:,} engines" for size in sizes)]
+        lines += [f"**{title}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for name in names:
             middles = [median(found[name, size, cell]) for size in sizes if (name, size, cell) in found]
             if middles:
