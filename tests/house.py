@@ -231,7 +231,7 @@ def names_at_top(path: Path) -> set[str]:
 
 def lost_names() -> Iterator[str]:
     """What tests, benches and examples import exists: suites of engines are not even read on most machines."""
-    for folder in ("src", "tests", "bench", "deploy", "examples"):
+    for folder in ("tests", "bench", "deploy", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
