@@ -173,6 +173,18 @@ def value_names() -> Iterator[str]:
             yield f"names that say how a value came instead of what it is: {', '.join(names)}"
 
 
+def helper_names() -> Iterator[str]:
+    """A private helper whose name is one word, which says little in a stack trace, stands in one file."""
+    places = defaultdict(set)
+    for path in files():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch(r"_[^_]+", node.name):
+                places[node.name].add(str(path.relative_to(SRC)))
+    for name, where in places.items():
+        if len(where) > 1:
+            yield f"the helper {name} stands in {', '.join(sorted(where))}: let its name say what it does to what"
+
+
 def file_names() -> Iterator[str]:
     """A file name stands in one folder, and a folder has no more files than a reader looks through."""
     places = defaultdict(list)
@@ -372,19 +384,8 @@ def page_names() -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[], Iterator[str]], ...] = (
-    phrases,
-    *(
-        class_names,
-        descriptions,
-        value_names,
-        file_names,
-        circles,
-        lost_names,
-        first_lines,
-        room_rows,
-        page_names,
-        budget,
-    ),
+    *(phrases, class_names, descriptions, value_names, helper_names, file_names),
+    *(circles, lost_names, first_lines, room_rows, page_names, budget),
 )
 
 

@@ -100,7 +100,7 @@ def installed() -> Installed:
         except Exception as error:  # noqa: BLE001 - others' code: the server goes on without it and says so
             faults[point.name] = f"{point.value} can't be imported: {type(error).__name__}: {error}"
             continue
-        fault = _fault(extension, extensions)
+        fault = _extension_fault(extension, extensions)
         if fault is None:
             extensions[extension.name] = extension
         else:
@@ -130,7 +130,7 @@ def entry(seam: Seam, name: str, setting: str = "", *, install: str | None = Non
     for extension in installed().extensions.values():
         offer = extension.entries.get(seam, {}).get(name)
         if offer is not None:
-            return _loaded(offer, extension, setting, install)
+            return _loaded_offer(offer, extension, setting, install)
     before = f"{setting}: " if setting else ""
     raise ConfigError(f"{before}no installed extension has the {seam} {name!r}", hint=known(seam))
 
@@ -186,7 +186,7 @@ def _group_of(name: str, text: str, groups: Mapping[str, type[Settings]]) -> typ
     return made
 
 
-def _loaded(offer: Any, extension: Extension, setting: str, install: str | None) -> Any:
+def _loaded_offer(offer: Any, extension: Extension, setting: str, install: str | None) -> Any:
     if not isinstance(offer, str):
         return offer
     module, _, attribute = offer.partition(":")
@@ -200,7 +200,7 @@ def _loaded(offer: Any, extension: Extension, setting: str, install: str | None)
         raise ConfigError(f"{before}{offer} can't be imported: {error}", hint=hint) from error
 
 
-def _fault(extension: Any, others: Mapping[str, Extension]) -> str | None:
+def _extension_fault(extension: Any, others: Mapping[str, Extension]) -> str | None:
     """Return what is wrong with an extension; None where nothing is."""
     if not isinstance(extension, Extension):
         return f"it is a {type(extension).__name__}, not a penstock.extension.Extension"

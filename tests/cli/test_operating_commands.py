@@ -44,7 +44,7 @@ DRAINED = DrainStatus(name="main-1", state="done", active=0, finished=3, cut=0, 
 
 
 def missing(*pools: dict[str, Any]) -> str | None:
-    return scale._missing(desired(pools), WISH, BEFORE)
+    return scale._late_pools(desired(pools), WISH, BEFORE)
 
 
 def test_a_scaling_is_done_when_the_supervisor_has_heard_it_and_all_serve():
@@ -69,36 +69,36 @@ def test_a_scaling_that_fails_says_why_and_how_to_end_it():
 def test_a_drain_is_done_when_its_report_says_so_and_an_engine_when_it_is_gone(kind: str, done: bool):
     wished = DrainBegun("main-1", kind, "r")  # type: ignore[arg-type]
     pools = [pool(replica("main-1", "stopping"), desired=1)]
-    assert (drain._missing(desired(pools, {"main-1": DRAINED}), wished) is None) == done
-    assert drain._missing(desired(), DrainBegun("main-1", "engine", "r")) is None
+    assert (drain._pending_drain(desired(pools, {"main-1": DRAINED}), wished) is None) == done
+    assert drain._pending_drain(desired(), DrainBegun("main-1", "engine", "r")) is None
     busy = {"main-1": replace(DRAINED, state="draining", active=2)}
-    assert "still has 2 requests; finished: 3" in str(drain._missing(desired(pools, busy), wished))
-    assert drain._missing(desired(pools), wished) == "main-1 is to be drained"
+    assert "still has 2 requests; finished: 3" in str(drain._pending_drain(desired(pools, busy), wished))
+    assert drain._pending_drain(desired(pools), wished) == "main-1 is to be drained"
 
 
 def test_what_is_said_of_a_drain():
     report = replace(DRAINED, cut=2)
-    told = drain._result(DrainBegun("w", "engine", "r"), report)
+    told = drain._drain_result(DrainBegun("w", "engine", "r"), report)
     assert "after 1.2 s: 3 requests finished, 2 were cut off there" in told
-    assert "served nothing" in drain._result(DrainBegun("w", "engine", "r"), None)
+    assert "served nothing" in drain._drain_result(DrainBegun("w", "engine", "r"), None)
     unknown = replace(report, finished=None)
-    assert drain._result(DrainBegun("frontend-1", "frontend", "r"), unknown).endswith("has ended after 1.2 s.")
+    assert drain._drain_result(DrainBegun("frontend-1", "frontend", "r"), unknown).endswith("has ended after 1.2 s.")
 
 
 def test_a_restart_is_done_when_this_one_is():
-    assert restart._missing(desired(), "r") == "the supervisor has not begun"
+    assert restart._pending_restart(desired(), "r") == "the supervisor has not begun"
     report = RestartStatus(revision="r", state="running", done=("main-0",), left=3)
-    assert restart._missing(desired(restart=replace(report, revision="older", state="done")), "r") is not None
-    assert restart._missing(desired(restart=report), "r") == "1 replaced, 3 to go"
-    assert restart._missing(desired(restart=replace(report, state="done")), "r") is None
+    assert restart._pending_restart(desired(restart=replace(report, revision="older", state="done")), "r") is not None
+    assert restart._pending_restart(desired(restart=report), "r") == "1 replaced, 3 to go"
+    assert restart._pending_restart(desired(restart=replace(report, state="done")), "r") is None
     with pytest.raises(NotDone, match="no room; replaced so far: main-0"):
-        restart._missing(desired(restart=replace(report, state="failed", problem="no room")), "r")
+        restart._pending_restart(desired(restart=replace(report, state="failed", problem="no room")), "r")
 
 
 def test_a_setting_is_done_when_every_frontend_goes_by_it():
     frontends = [ProcessSettings("f0", {"k": 2}), ProcessSettings("f1", {"k": 1})]
-    assert setting._missing(LiveSettings({}, {}, frontends), {"k": 2}) == "f1 is to take it"
-    assert setting._missing(LiveSettings({}, {}, frontends[:1]), {"k": 2}) is None
+    assert setting._late_frontends(LiveSettings({}, {}, frontends), {"k": 2}) == "f1 is to take it"
+    assert setting._late_frontends(LiveSettings({}, {}, frontends[:1]), {"k": 2}) is None
 
 
 class Asked:

@@ -114,7 +114,9 @@ async def test_page_is_self_contained() -> None:
             file = await s.http.get(f"/{path}")
             kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[path.rpartition(".")[2]]
             assert file.status == 200 and file.headers["content-type"].startswith(kind)
-        everything = "".join([(await (await s.http.get(f"/ui/{name}")).text()) for name in page_routes._files()])
+        everything = "".join(
+            [(await (await s.http.get(f"/ui/{name}")).text()) for name in page_routes._browser_files()]
+        )
         elsewhere = set(re.findall(r"https?://[^\s\"'`<]+", everything)) - {
             "http://www.w3.org/2000/svg",
             "https://github.com/leeoniya/uPlot",

@@ -116,9 +116,9 @@ async def test_a_worker_that_runs_a_request_or_drains_is_not_asked() -> None:
         assert stand.observers._busy(W) == (0, 0)
         stand.live.post("router", Arrived(id=RequestId("r"), model="sim", prompt=Prompt(32, [1, 2])))
         assert stand.observers._busy(W) == (1, 1)
-        assert len(stand.observers._look([W])[0].silent) == 1
+        assert len(stand.observers._sample_loads([W])[0].silent) == 1
         assert stand.observers._busy(WorkerId("gone")) is None
-        assert stand.observers._look([WorkerId("gone")])[0].silent == ()
+        assert stand.observers._sample_loads([WorkerId("gone")])[0].silent == ()
     finally:
         await stand.close()
         await server.stop()

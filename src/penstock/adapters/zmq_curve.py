@@ -32,18 +32,18 @@ _numbers = itertools.count()
 def bind_side(socket: AnySocket, secret: ClusterSecret | None) -> None:
     """Let only holders of the secret talk to a socket that is about to be bound; without a secret it stays plain."""
     if secret is not None:
-        socket.curve_publickey, socket.curve_secretkey = _pair(secret, "zmq bind")
+        socket.curve_publickey, socket.curve_secretkey = _curve_key_pair(secret, "zmq bind")
         socket.curve_server = True
 
 
 def connect_side(socket: AnySocket, secret: ClusterSecret | None) -> None:
     """Let a socket that is about to be connected talk only to holders of the secret; without one it stays plain."""
     if secret is not None:
-        socket.curve_publickey, socket.curve_secretkey = _pair(secret, "zmq connect")
-        socket.curve_serverkey = _pair(secret, "zmq bind")[0]
+        socket.curve_publickey, socket.curve_secretkey = _curve_key_pair(secret, "zmq connect")
+        socket.curve_serverkey = _curve_key_pair(secret, "zmq bind")[0]
 
 
-def _pair(secret: ClusterSecret, purpose: str) -> tuple[bytes, bytes]:
+def _curve_key_pair(secret: ClusterSecret, purpose: str) -> tuple[bytes, bytes]:
     hidden = z85.encode(secret.derive(purpose))
     return zmq.curve_public(hidden), hidden
 

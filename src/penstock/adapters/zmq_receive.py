@@ -83,10 +83,10 @@ class MessageNotice:
         self._readable = readable
         self._loop = asyncio.get_running_loop()
         self._descriptor: int | None = socket.FD
-        self._loop.add_reader(self._descriptor, self._look)
-        self._first = self._loop.call_soon(self._look)  # what came before there was a reader
+        self._loop.add_reader(self._descriptor, self._check_readable)
+        self._first = self._loop.call_soon(self._check_readable)  # what came before there was a reader
 
-    def _look(self) -> None:
+    def _check_readable(self) -> None:
         # ZeroMQ's descriptor tells that something happened; to ask what takes it back, and so must be done each time.
         if not self._socket.closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._readable()

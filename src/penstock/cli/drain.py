@@ -50,14 +50,14 @@ def command(
     report: DrainStatus | None = None
     text = f"{accepted.name} takes no new requests; it is ended once it is idle."
     if patience is not None:
-        state = wait_for(client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted))
+        state = wait_for(client, "/admin/desired", DesiredState, patience, lambda now: _pending_drain(now, accepted))
         report = state.drained.get(accepted.name)
-        text = _result(accepted, report)
+        text = _drain_result(accepted, report)
     show(as_json, {**asdict(accepted), "report": report}, text)
     return 0
 
 
-def _missing(state: DesiredState, accepted: DrainBegun) -> str | None:
+def _pending_drain(state: DesiredState, accepted: DrainBegun) -> str | None:
     """Return what a drain still waits for."""
     name = accepted.name
     report = state.drained.get(name)
@@ -74,7 +74,7 @@ def _missing(state: DesiredState, accepted: DrainBegun) -> str | None:
     return f"{name} still has {counted(report.active, 'request')}; finished: {report.finished}"
 
 
-def _result(accepted: DrainBegun, report: DrainStatus | None) -> str:
+def _drain_result(accepted: DrainBegun, report: DrainStatus | None) -> str:
     name = accepted.name
     end = {
         "engine": "is drained and has ended",

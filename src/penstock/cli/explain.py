@@ -136,7 +136,7 @@ def requests_text(ended: Sequence[RequestEnd], width: int) -> str:
             each.isl,
             each.cached,
             each.osl,
-            seconds_text(_between(each.arrived, each.first)),
+            seconds_text(_seconds_between(each.arrived, each.first)),
             str(each.legs[-1].target) if each.legs else "-",
         ]
         for each in ended
@@ -176,8 +176,8 @@ def _ended_text(request: str, ended: RequestEnd) -> str:
     )
     times = [
         f"queued {seconds_text(ended.queued)}",
-        f"first token after {seconds_text(_between(ended.arrived, ended.first))}",
-        f"ended after {seconds_text(_between(ended.arrived, ended.closed))}",
+        f"first token after {seconds_text(_seconds_between(ended.arrived, ended.first))}",
+        f"ended after {seconds_text(_seconds_between(ended.arrived, ended.closed))}",
         counted(ended.attempts or 0, "attempt"),
     ]
     lines.append(", ".join(times))
@@ -236,6 +236,6 @@ def _decision_text(decision: Decision, width: int) -> str:
     return "\n".join(lines)
 
 
-def _between(start: int, end: int | None) -> float | None:
+def _seconds_between(start: int, end: int | None) -> float | None:
     """Return seconds between two times, which are kernel nanoseconds."""
     return None if end is None else (end - start) / NANOSECONDS

@@ -167,22 +167,22 @@ def _evidence(plugin: str, evidence: Mapping[str, Any]) -> list[str]:
     for key, value in evidence.items():
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             heads = list(dict.fromkeys(name for row in value for name in row))
-            rows = [[_cell(row.get(name)) for name in heads] for row in value[:CANDIDATES_MAX]]
+            rows = [[_evidence_cell(row.get(name)) for name in heads] for row in value[:CANDIDATES_MAX]]
             of = f" (the first {CANDIDATES_MAX} of {len(value)})" if len(value) > CANDIDATES_MAX else ""
             lines.append(f"  {key} of {plugin}{of}:")
             lines.append(table([name.upper().replace("_", " ") for name in heads], rows, indent="    "))
         else:
-            plain.append(f"{key} {_cell(value)}")
+            plain.append(f"{key} {_evidence_cell(value)}")
     return [*([f"  {plugin} reckoned with: {', '.join(plain)}"] if plain else []), *lines]
 
 
-def _cell(value: Any) -> Any:
+def _evidence_cell(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
-        return " ".join(f"{key}={_cell(each)}" for key, each in value.items())
+        return " ".join(f"{key}={_evidence_cell(each)}" for key, each in value.items())
     if isinstance(value, list):
-        return " ".join(str(_cell(each)) for each in value)
+        return " ".join(str(_evidence_cell(each)) for each in value)
     return value
 
 

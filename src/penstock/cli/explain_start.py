@@ -48,9 +48,9 @@ def start_text(replicas: Sequence[Replica], one: bool) -> str:
     rows = []
     for replica in replicas:
         if replica.start is not None:
-            spent = [_cell(replica.start, phase) for phase in PHASES]
+            spent = [_phase_cell(replica.start, phase) for phase in PHASES]
             how = "woken" if replica.start.woken else "started"
-            rows.append([replica.id, how, _text(replica.start.seconds), *spent, _text(replica.start.other)])
+            rows.append([replica.id, how, _spent_text(replica.start.seconds), *spent, _spent_text(replica.start.other)])
     if not rows:
         return "No start of a replica that this cluster runs was seen to its end yet."
     headings = ["REPLICA", "HOW", "SECONDS", *(phase.upper() for phase in PHASES), "OTHER"]
@@ -68,7 +68,7 @@ def _phases_text(replica: Replica) -> str:
     rows = []
     for phase, spent in (*_in_order(start), ("other", start.other)):
         share = 0.0 if spent is None or not start.seconds else spent / start.seconds
-        rows.append([phase, _text(spent), "#" * round(BAR * share), MEANINGS.get(phase, "")])
+        rows.append([phase, _spent_text(spent), "#" * round(BAR * share), MEANINGS.get(phase, "")])
     return "\n".join([*lines, table(["PHASE", "SECONDS", "", "WHAT"], rows)])
 
 
@@ -77,9 +77,9 @@ def _in_order(start: StartRecord) -> list[tuple[str, float | None]]:
     return [(phase, start.phases[phase]) for phase in (*known, *(each for each in start.phases if each not in PHASES))]
 
 
-def _cell(start: StartRecord, phase: str) -> str:
-    return _text(start.phases[phase]) if phase in start.phases else "-"
+def _phase_cell(start: StartRecord, phase: str) -> str:
+    return _spent_text(start.phases[phase]) if phase in start.phases else "-"
 
 
-def _text(spent: float | None) -> str:
+def _spent_text(spent: float | None) -> str:
     return UNKNOWN if spent is None else f"{spent:.2f}"

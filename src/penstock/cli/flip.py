@@ -49,13 +49,13 @@ def command(
     accepted, _ = client.post("/admin/flip", {"name": worker, "role": role, "timeout": timeout}, Flipped)
     text = f"{worker} becomes {accepted.becomes} once it has finished what it has."
     if patience is not None:
-        wait_for(client, "/admin/status", ClusterStatus, patience, lambda status: _missing(status, accepted))
+        wait_for(client, "/admin/status", ClusterStatus, patience, lambda status: _pending_flip(status, accepted))
         text = f"{worker} is {accepted.becomes} now, and was {accepted.was}."
     show(as_json, accepted, text)
     return 0
 
 
-def _missing(status: ClusterStatus, accepted: Flipped) -> str | None:
+def _pending_flip(status: ClusterStatus, accepted: Flipped) -> str | None:
     """Return what a change of role still waits for."""
     name = accepted.name
     worker = next((one for one in status.workers if one.id == name), None)

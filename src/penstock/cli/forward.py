@@ -35,12 +35,12 @@ def command(config: str | None, overrides: tuple[str, ...]) -> int:
     forwarder = Forwarder(*settings.discovery.forwarder, secret=secret).start()
     spoken = "with the cluster's secret" if given else "plain: any process that reaches it can publish and subscribe"
     click.echo(f"Forwarding {forwarder.publish_endpoint} to {forwarder.subscribe_endpoint}, {spoken}. Ctrl-C stops.")
-    _wait((signal.SIGINT, signal.SIGTERM))
+    _wait_for_signal((signal.SIGINT, signal.SIGTERM))
     forwarder.close()
     return 0
 
 
-def _wait(signals: Iterable[signal.Signals]) -> None:
+def _wait_for_signal(signals: Iterable[signal.Signals]) -> None:
     """Return when one of these signals comes."""
     for number in signals:
         signal.signal(number, lambda *_: None)  # a handler of ours, or the wait below would never return

@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = arguments.run or run_folder_in_pod(arguments.config)
         settings = load_resolved(run / "config.yaml", os.environ)
         logs.setup(settings.logs.format, settings.logs.level)
-        asyncio.run(_serve(settings, run))
+        asyncio.run(_serve_planner(settings, run))
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-async def _serve(settings: ClusterSettings, run: Path) -> None:
+async def _serve_planner(settings: ClusterSettings, run: Path) -> None:
     stopping = stop_event()
     diagnostics = PlannerDiagnostics(settings.planner, run)
 

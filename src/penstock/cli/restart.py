@@ -33,7 +33,7 @@ def command(client: AdminClient, force: bool, patience: float | None, as_json: b
     report: RestartStatus | None = None
     if patience is not None:
         state = wait_for(
-            client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted.revision)
+            client, "/admin/desired", DesiredState, patience, lambda state: _pending_restart(state, accepted.revision)
         )
         report = state.restart
     text = "The restart goes on by itself." if report is None else f"Replaced: {', '.join(report.done)}."
@@ -41,7 +41,7 @@ def command(client: AdminClient, force: bool, patience: float | None, as_json: b
     return 0
 
 
-def _missing(state: DesiredState, revision: str) -> str | None:
+def _pending_restart(state: DesiredState, revision: str) -> str | None:
     """Return what a restart still waits for.
 
     Raises:

@@ -48,13 +48,16 @@ def ls(root: Path, as_json: bool) -> int:
 
     runs = runs_of(root)
     if as_json:
-        print_json([_plain(run) for run in runs])
+        print_json([_run_json_fields(run) for run in runs])
     elif not runs:
         click.echo(f"There is no run folder in {root}.")
     else:
-        rows = [[run.path.name, run.command, _age(run), _bytes(run.size), "in use" if run.live else ""] for run in runs]
+        rows = [
+            [run.path.name, run.command, _run_age(run), _size_text(run.size), "in use" if run.live else ""]
+            for run in runs
+        ]
         click.echo(table(["run", "command", "last written", "size", ""], rows))
-        click.echo(f"{len(runs)} in all, {_bytes(sum(run.size for run in runs))}")
+        click.echo(f"{len(runs)} in all, {_size_text(sum(run.size for run in runs))}")
     return 0
 
 
@@ -66,7 +69,7 @@ def rm(folders: tuple[Path, ...]) -> int:
 
     for run in [run_of(folder) for folder in folders]:
         remove(run)
-        click.echo(f"{run.path} is deleted ({_bytes(run.size)}).")
+        click.echo(f"{run.path} is deleted ({_size_text(run.size)}).")
     return 0
 
 
@@ -95,13 +98,13 @@ def prune(config: Path | None, root: Path, keep_for: float | None, keep_bytes: f
     for run in deleted:
         if not dry_run:
             remove(run)
-        click.echo(f"{run.path} {'would go' if dry_run else 'is deleted'}: {_age(run)} old, {_bytes(run.size)}")
+        click.echo(f"{run.path} {'would go' if dry_run else 'is deleted'}: {_run_age(run)} old, {_size_text(run.size)}")
     if not deleted:
         click.echo("Nothing is to be deleted.")
     return 0
 
 
-def _plain(run: "RunFolderInfo") -> dict[str, object]:
+def _run_json_fields(run: "RunFolderInfo") -> dict[str, object]:
     return {
         "path": str(run.path),
         "command": run.command,
@@ -112,7 +115,7 @@ def _plain(run: "RunFolderInfo") -> dict[str, object]:
     }
 
 
-def _age(run: "RunFolderInfo") -> str:
+def _run_age(run: "RunFolderInfo") -> str:
     seconds = max(0.0, time.time() - run.written)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -120,7 +123,7 @@ def _age(run: "RunFolderInfo") -> str:
     return f"{seconds:.0f} s"
 
 
-def _bytes(size: int) -> str:
+def _size_text(size: int) -> str:
     for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= length:
             return f"{size / length:.1f} {unit}"

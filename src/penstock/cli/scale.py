@@ -36,7 +36,7 @@ _PAIR = re.compile(r"(?P<pool>[^=\s]+)=(?P<replicas>-?\d{1,9})\Z")
 @json_option
 def command(client: AdminClient, pools: tuple[str, ...], patience: float | None, as_json: bool) -> int:
     """Change how many engines pools have, and wait until they do. Without arguments it shows the pools."""
-    requested = dict(map(_pair, pools))
+    requested = dict(map(_parsed_pool_replicas, pools))
     state = client.get("/admin/desired", DesiredState).pools
     if not pools:
         text = "\n".join(map(line_of, state)) or "No supervisor reports a pool at present; 'penstock status' says more."
@@ -48,7 +48,7 @@ def command(client: AdminClient, pools: tuple[str, ...], patience: float | None,
     drained: list[DrainStatus] = []
     if patience is not None:
         after = wait_for(
-            client, "/admin/desired", DesiredState, patience, lambda state: _missing(state, accepted.pools, before)
+            client, "/admin/desired", DesiredState, patience, lambda state: _late_pools(state, accepted.pools, before)
         )
         reached = {pool.name: pool for pool in after.pools if pool.name in accepted.pools}
         drained = [after.drained[name] for name in sorted(_removed(before, reached)) if name in after.drained]
@@ -81,14 +81,16 @@ def _removed(before: Mapping[str, DesiredPool], after: Mapping[str, DesiredPool]
     return {id for name in after for id in before[name].ids} - {id for pool in after.values() for id in pool.ids}
 
 
-def _pair(text: str) -> tuple[str, int]:
+def _parsed_pool_replicas(text: str) -> tuple[str, int]:
     match = _PAIR.match(text)
     if match is None:
         raise click.UsageError(f"{text!r} is not POOL=N, such as main=4")
     return match["pool"], int(match["replicas"])
 
 
-def _missing(state: DesiredState, accepted: Mapping[str, PoolScaled], before: Mapping[str, DesiredPool]) -> str | None:
+def _late_pools(
+    state: DesiredState, accepted: Mapping[str, PoolScaled], before: Mapping[str, DesiredPool]
+) -> str | None:
     """Return which pools have not reached their desired replicas.
 
     Raises:

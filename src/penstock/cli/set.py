@@ -40,11 +40,11 @@ def command(client: AdminClient, values: tuple[str, ...], patience: float | None
         ]
         show(as_json, state, table(("KEY", "VALUE", "AT THE START"), rows))
         return 0
-    accepted, _ = client.post("/admin/set", {"values": dict(_pair(text) for text in values)}, SettingsSet)
+    accepted, _ = client.post("/admin/set", {"values": dict(_parsed_knob_value(text) for text in values)}, SettingsSet)
     frontends = None
     if patience is not None:
         after = wait_for(
-            client, "/admin/settings", LiveSettings, patience, lambda state: _missing(state, accepted.values)
+            client, "/admin/settings", LiveSettings, patience, lambda state: _late_frontends(state, accepted.values)
         )
         frontends = len(after.frontends)
     changes = accepted.changed.items()
@@ -57,7 +57,7 @@ def command(client: AdminClient, values: tuple[str, ...], patience: float | None
     return 0
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parsed_knob_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise click.UsageError(f"{text!r} is not KEY=VALUE, such as router.cost.overlap_credit=2")
@@ -66,7 +66,7 @@ def _pair(text: str) -> tuple[str, str]:
     return key if key.startswith("names.") else key.replace("-", "_"), value.strip()
 
 
-def _missing(state: LiveSettings, values: Mapping[str, KnobValue]) -> str | None:
+def _late_frontends(state: LiveSettings, values: Mapping[str, KnobValue]) -> str | None:
     """Return which frontends have not applied the change yet."""
     late = [
         frontend.name

@@ -73,7 +73,7 @@ def status_screen(status: ClusterStatus, rate: float | None, note: str | None) -
 
 def status_text(status: ClusterStatus, width: int, pace: str = "") -> str:
     """Return the whole status as text, in lines of ``width`` columns. ``pace``: follows the counts of requests."""
-    parts = [_head(status, width, pace)]
+    parts = [_status_head(status, width, pace)]
     parts.append(table(*fitted(MODEL_HEADINGS, model_rows(status), width, MODEL_SPARE)))
     parts.append(workers_text(status, width))
     if status.names:
@@ -229,7 +229,7 @@ def model_rows(status: ClusterStatus) -> list[list[Any]]:
     ]
 
 
-def _head(status: ClusterStatus, width: int, pace: str) -> str:
+def _status_head(status: ClusterStatus, width: int, pace: str) -> str:
     lines = [*head_lines(status), f"Run folder: {_near(status.run)}"]
     lines[1] += pace
     lines += [handoff_line(model, model.handoffs) for model in status.models if model.handoffs]

@@ -39,7 +39,7 @@ def command(client: AdminClient, csv_file: Path | None, since: float | None, run
         query = "" if since is None else f"?since={since:g}"
         found = client.get(f"/admin/usage{query}", UsageTable)
     else:
-        found = usage_of(run, 0.0 if since is None else max(0.0, _age(run) - since))
+        found = usage_of(run, 0.0 if since is None else max(0.0, _seconds_since_start(run) - since))
     if csv_file is not None:
         with csv_file.open("w", newline="") as file:
             writer = csv.writer(file)
@@ -58,7 +58,7 @@ def usage_text(usage: UsageTable) -> str:
     return text if not usage.dropped else f"{text}\nOlder records were deleted: runs.records_bytes keeps more."
 
 
-def _age(run: Path) -> float:
+def _seconds_since_start(run: Path) -> float:
     """Return the seconds since a run started."""
     try:
         return time.time() - float(json.loads((run / "run.json").read_text())["clock_anchor"]["wall_ns"]) / 1e9

@@ -131,7 +131,7 @@ def _programs(settings: ClusterSettings) -> Iterator[Complaint]:
                 yield (*path, "model_path"), f"there is no file {pool.model_path}", "name the model's GGUF file"
 
 
-def _models(settings: ClusterSettings) -> Iterator[Complaint]:
+def _model_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     if not settings.models:
         yield ("models",), "there is no model", "add one, or leave the key out for the simulated default"
     ids: dict[str, tuple[str, ...]] = {}
@@ -162,7 +162,7 @@ def _models(settings: ClusterSettings) -> Iterator[Complaint]:
             yield where, f"reads like replica {number} of {dotted(ids[base])}", hint
 
 
-def _adapters(settings: ClusterSettings) -> Iterator[Complaint]:
+def _adapter_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     owners: dict[str, str] = {}
     for model, entry in settings.models.items():
         path = ("models", model, "adapters")
@@ -187,7 +187,7 @@ def _adapters(settings: ClusterSettings) -> Iterator[Complaint]:
                 yield ("models", model, "adapter_workers"), f"{name!r} is not an adapter of the model", hint
 
 
-def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
+def _block_size_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         sizes: dict[int, str] = {}
         for name, pool in entry.pools.items():
@@ -206,7 +206,7 @@ def _block_sizes(settings: ClusterSettings) -> Iterator[Complaint]:
                 break
 
 
-def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
+def _handoff_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     """Check that prefill and decode pools of a model agree on their hand-off; otherwise KV can't be transferred."""
     for model, entry in settings.models.items():
         for knob in ("handoff", "layout"):
@@ -225,7 +225,7 @@ def _handoffs(settings: ClusterSettings) -> Iterator[Complaint]:
                     )
 
 
-def _embeddings(settings: ClusterSettings) -> Iterator[Complaint]:
+def _embedding_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     """Check that what an encode pool leaves is found by the others: the same folder in all pools of a model."""
     for model, entry in settings.models.items():
         folders = {name: pool.embeddings for name, pool in entry.pools.items() if not pool.attached}
@@ -275,7 +275,7 @@ def _starts(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
         yield (*path, "sleeping"), *NO_SLEEP
 
 
-def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
+def _pool_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     # In a cluster of Kubernetes every kind may be a pod of its own, which the operator makes.
     in_pods = ("trtllm",) if settings.discovery.store == "kubernetes" else ()
     for model, entry in settings.models.items():
@@ -308,7 +308,7 @@ def _pools(settings: ClusterSettings) -> Iterator[Complaint]:
             yield from _endpoints(path, pool)
             yield from _parsers(path, pool)
             if pool.selector is not None:
-                yield from _selector(path, pool)
+                yield from _selector_complaints(path, pool)
 
 
 def _parsers(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
@@ -379,7 +379,7 @@ def _endpoints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]
                 yield (*path, name), f"{endpoint!r} is not a ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
-def _selector(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
+def _selector_complaints(path: tuple[str, ...], pool: PoolSettings) -> Iterator[Complaint]:
     selector = pool.selector or ""
     if pool.urls:
         yield (*path, "selector"), "and urls both say which servers there are", "make two pools of them"
@@ -413,7 +413,7 @@ def _url_fault(url: str, settings: ClusterSettings) -> tuple[str, str | None] | 
     return None
 
 
-def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
+def _frontend_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     front, security = settings.frontend, settings.frontend.security
     if front.admin_port and front.admin_port == front.port:
         yield ("frontend", "admin_port"), f"is {front.port}, like frontend.port", "leave it out to share the port"
@@ -459,7 +459,7 @@ def _frontend(settings: ClusterSettings) -> Iterator[Complaint]:
         yield ("frontend", "proxied_routes"), f"{listed(wrong)} is not a route under /v1", hint
 
 
-def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
+def _tenant_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     token = settings.frontend.security.jwt
     owners = {hashed(key): "frontend.security.api_keys" for key in settings.frontend.security.api_keys}
     owners |= {hashed(key): "frontend.security.admin_keys" for key in settings.frontend.security.admin_keys}
@@ -486,7 +486,7 @@ def _tenants(settings: ClusterSettings) -> Iterator[Complaint]:
         )
 
 
-def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
+def _discovery_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     found = settings.discovery
     if found.host in ("", "0.0.0.0", "::", "*"):
         yield ("discovery", "host"), f"is {found.host!r}, which no other machine can connect to", "name one address"
@@ -518,7 +518,7 @@ def _discovery(settings: ClusterSettings) -> Iterator[Complaint]:
             yield ("discovery", "forwarder"), f"{endpoint!r} is not a ZMQ endpoint", "write it as tcp://HOST:PORT"
 
 
-def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
+def _secret_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     given = settings.cluster_secret
     if given is None:
         return
@@ -529,7 +529,7 @@ def _secret(settings: ClusterSettings) -> Iterator[Complaint]:
         yield ("cluster_secret_file",), "stands beside cluster_secret", "give one of them"
 
 
-def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
+def _planner_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     found = list(contradictions(settings.planner))
     models = settings.models
     if settings.planner.enabled:  # a planner elsewhere has other pools
@@ -550,7 +550,7 @@ def _planner(settings: ClusterSettings) -> Iterator[Complaint]:
         seen.add(path)
 
 
-def _router_plugins(settings: ClusterSettings) -> Iterator[Complaint]:
+def _router_plugin_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     for name, plugin in settings.router.plugins.items():
         try:
             RouterPlugins({name: plugin}, lambda name, text: None)
@@ -558,7 +558,7 @@ def _router_plugins(settings: ClusterSettings) -> Iterator[Complaint]:
             yield ("router", "plugins", name), error.message.removeprefix(f"router.plugins.{name}: "), error.hint
 
 
-def _engines(settings: ClusterSettings) -> Iterator[Complaint]:
+def _engine_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             if pool.engine == "sim" and not pool.attached and not extension.offers("engine", "sim"):
@@ -582,18 +582,18 @@ def _where(root: TreeNode, path: tuple[str, ...]) -> ValueOrigin:
 
 
 _RULES: tuple[Callable[[ClusterSettings], Iterator[Complaint]], ...] = (
-    _models,
-    _engines,
-    _pools,
-    _block_sizes,
-    _adapters,
-    _handoffs,
-    _embeddings,
-    _frontend,
-    _tenants,
-    _discovery,
-    _secret,
-    _planner,
-    _router_plugins,
+    _model_complaints,
+    _engine_complaints,
+    _pool_complaints,
+    _block_size_complaints,
+    _adapter_complaints,
+    _handoff_complaints,
+    _embedding_complaints,
+    _frontend_complaints,
+    _tenant_complaints,
+    _discovery_complaints,
+    _secret_complaints,
+    _planner_complaints,
+    _router_plugin_complaints,
     name_complaints,
 )

@@ -32,7 +32,7 @@ def secret_text(settings: ClusterSettings) -> str:
     if settings.cluster_secret is not None:
         return settings.cluster_secret
     if settings.cluster_secret_file is not None:
-        return _read(Path(settings.cluster_secret_file))
+        return _read_secret(Path(settings.cluster_secret_file))
     return secrets.token_urlsafe(32)
 
 
@@ -65,7 +65,7 @@ def stored_secret(folder: Path) -> str | None:
         ConfigError: the file belongs to another user, or others can read it.
     """
     path = folder / SECRET_FILE
-    return _read(path) if path.exists() else None
+    return _read_secret(path) if path.exists() else None
 
 
 def secret_of_process(settings: ClusterSettings, run: Path) -> ClusterSecret | None:
@@ -110,7 +110,7 @@ def private_text(path: Path, name: str, hint: str | None = None) -> str:
         raise ConfigError(f"{name} is not text") from error
 
 
-def _read(path: Path) -> str:
+def _read_secret(path: Path) -> str:
     name, hint = f"the cluster's secret in {path}", "join runs as the user who started the cluster"
     text = private_text(path, name, hint).strip()
     try:

@@ -63,7 +63,7 @@ def changed(settings: ClusterSettings, overrides: Sequence[str], started: Cluste
     if not problems:
         problems += cross_checks(new, tree, set())
         found, live = differences(settings, new), live_knobs(settings)
-        problems += [_refused(change.key) for change in found if change.key not in live]
+        problems += [_fixed_setting(change.key) for change in found if change.key not in live]
         problems += unheard(new.router, started.router)
     if problems:
         raise ConfigProblems(list(dict.fromkeys(problems)))
@@ -151,9 +151,9 @@ def _not_live(name: str) -> ConfigProblem | None:
     """Refuse a single knob by its name, even where its value would not change."""
     key = name.replace("-", "_")
     known = {knob.dotted for knob in derive(ClusterSettings)}
-    return _refused(key) if key in known and key not in {pattern.dotted for pattern in _live_patterns()} else None
+    return _fixed_setting(key) if key in known and key not in {pattern.dotted for pattern in _live_patterns()} else None
 
 
-def _refused(key: str) -> ConfigProblem:
+def _fixed_setting(key: str) -> ConfigProblem:
     hint = _REPLICAS if key.endswith(".replicas") else AGAIN
     return ConfigProblem(ValueOrigin("flag", key), "", "can't be changed while the cluster runs", hint)

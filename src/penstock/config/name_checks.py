@@ -47,7 +47,7 @@ NUMBERS: Mapping[str, tuple[type, Knob]] = {
 
 def default_fields(defaults: Mapping[str, str]) -> JsonObject:
     """Return a model's defaults as fields of a request: JSON where a text is that, else the text itself."""
-    return {name: _decoded(text) for name, text in defaults.items()}
+    return {name: _json_or_text(text) for name, text in defaults.items()}
 
 
 def name_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
@@ -129,7 +129,7 @@ def _outside(limits: Knob, value: float) -> bool:
     )
 
 
-def _decoded(text: str) -> Any:
+def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -175,14 +175,14 @@ class RollingRestart:
         if restart.order.outdated and (problem := self._scaling.refusal(pool, desired)) is not None:
             return problem
         if _serving(first) <= spare:
-            self._take(restart, _at_most(alike[: max(1, surge, lack)], spare))
+            self._set_batch(restart, _at_most(alike[: max(1, surge, lack)], spare))
             self._retire(now, restart, pool)
         elif _useless(alike[0]):
-            batch = self._take(restart, alike[: max(1, surge, lack)])
+            batch = self._set_batch(restart, alike[: max(1, surge, lack)])
             there = sum(other.wanted for other in lives) - sum(one.wanted for one in batch)
             self._retire(now, restart, pool, surge=min(0, there - needed))
         elif room > 0:
-            batch = self._take(restart, alike[:room])
+            batch = self._set_batch(restart, alike[:room])
             restart.step, pool.surge = "surge", len(batch)
             self._apply(now, pool)
         elif not lack and restart.order.outdated:
@@ -199,7 +199,7 @@ class RollingRestart:
         elif _serving(first) > spare + lack:
             return "others of its pool do not serve yet"
         else:
-            batch = self._take(restart, _at_most(alike[:lack], spare + lack))
+            batch = self._set_batch(restart, _at_most(alike[:lack], spare + lack))
             self._retire(now, restart, pool, surge=-len(batch))
         return None
 
@@ -227,10 +227,10 @@ class RollingRestart:
         room = ready - self._scaling.desired(pool) + self._lack(restart, pool)
         batch = _at_most(batch, room)
         if batch:
-            self._take(restart, batch)
+            self._set_batch(restart, batch)
         return bool(batch)
 
-    def _take(self, restart: RestartState, batch: list[Life]) -> list[Life]:
+    def _set_batch(self, restart: RestartState, batch: list[Life]) -> list[Life]:
         """Let engines be those that are replaced now."""
         taken = [(life.pool, life.worker) for life in batch]
         restart.engines[:] = taken + [engine for engine in restart.engines if engine not in taken]

@@ -37,9 +37,9 @@ def to_flip(pools: Iterable[Pool], model: str, role: Role, count: int) -> list[s
         for replica in pool.replicas or ()
         if replica.state == "ready" and replica.role == role
     ]
-    return sorted(serving, key=_number, reverse=True)[:count]
+    return sorted(serving, key=_number_and_base, reverse=True)[:count]
 
 
-def _number(worker: str) -> tuple[int, str]:
+def _number_and_base(worker: str) -> tuple[int, str]:
     base, _, number = worker.rpartition("-")
     return (int(number) if number.isdigit() else 0, base)

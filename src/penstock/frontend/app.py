@@ -72,7 +72,7 @@ def public_app(service: Service, *, with_admin: bool, parts: Sequence[FrontendRo
     get = app.router.add_get
     get("/v1/models", with_key(models.list_models))
     get("/v1/models/{model:.+}", with_key(models.one_model))
-    one_response = f"{RESPONSES}/{_id('id', 'input_tokens')}"
+    one_response = f"{RESPONSES}/{_id_segment('id', 'input_tokens')}"
     get(one_response, with_key(responses_routes.retrieve))
     app.router.add_delete(one_response, with_key(responses_routes.delete))
     get(one_response + "/input_items", with_key(responses_routes.input_items))
@@ -109,7 +109,7 @@ def peers_app(service: Service) -> web.Application:
     return app
 
 
-def _id(name: str, *but: str) -> str:
+def _id_segment(name: str, *but: str) -> str:
     """Return the part of a route's path that is any id, but for some words, which are routes of POST."""
     return f"{{{name}:(?!{'|'.join(f'{word}$' for word in but)})[^{{}}/]+}}"
 

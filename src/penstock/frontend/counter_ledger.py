@@ -47,15 +47,15 @@ class ProcessCounts(msgspec.Struct, kw_only=True):
 
     def add_to(self, requests: StatusCounts, models: Sequence[ModelStatus], workers: Sequence[WorkerStatus]) -> None:
         """Add these counts to those of another process's status, which changes."""
-        _add(requests, self.requests)
+        _add_counts(requests, self.requests)
         by_name = {each.name: each for each in self.models}
         for model in models:
             if model.name in by_name:
-                _add(model, by_name[model.name])
+                _add_counts(model, by_name[model.name])
         by_id = {each.id: each for each in self.workers}
         for worker in workers:
             if worker.id in by_id:
-                _add(worker, by_id[worker.id])
+                _add_counts(worker, by_id[worker.id])
 
 
 class CounterLedger:
@@ -117,7 +117,7 @@ def ended_counts(status: RouterStatus) -> ProcessCounts:
     return msgspec.structs.replace(counts, requests=StatusCounts(total=sum(over.values()), **over))
 
 
-def _add(into: msgspec.Struct, counts: msgspec.Struct) -> None:
+def _add_counts(into: msgspec.Struct, counts: msgspec.Struct) -> None:
     """Add each number of ``counts`` to the field of the same name."""
     for name in counts.__struct_fields__:
         number = getattr(counts, name)

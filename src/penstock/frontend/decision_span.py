@@ -14,7 +14,7 @@ def placed(span: RequestSpan, dispatch: Dispatch) -> None:
     attributes = _attributes(dispatch.decision)
     stage = {"penstock.attempt": dispatch.attempt, "penstock.stage": dispatch.stage}
     span.event("attempt" if dispatch.stage in FINAL else dispatch.stage, {**stage, **attributes})
-    _set(span, attributes)
+    _set_attributes(span, attributes)
 
 
 def ended(span: RequestSpan, closed: Closed, speaker: Dispatch | None) -> None:
@@ -25,8 +25,8 @@ def ended(span: RequestSpan, closed: Closed, speaker: Dispatch | None) -> None:
             failed = {"penstock.worker": str(leg.target), "penstock.stage": leg.role, "penstock.failure": leg.failure}
             span.event("attempt_failed", failed, now - (closed.closed - (leg.last or closed.closed)))
     if speaker is not None:  # of two that raced the last one placed may have lost
-        _set(span, _attributes(speaker.decision))
-    _set(
+        _set_attributes(span, _attributes(speaker.decision))
+    _set_attributes(
         span,
         {
             "penstock.request": closed.id,
@@ -44,7 +44,7 @@ def ended(span: RequestSpan, closed: Closed, speaker: Dispatch | None) -> None:
     span.end(None if closed.outcome == "ok" else closed.reason)
 
 
-def _set(span: RequestSpan, attributes: Mapping[str, Attribute]) -> None:
+def _set_attributes(span: RequestSpan, attributes: Mapping[str, Attribute]) -> None:
     for name, value in attributes.items():
         span.set(name, value)
 

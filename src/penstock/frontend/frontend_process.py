@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None, beside: Callable[[Service], Listener
         gc.set_threshold(*GC_THRESHOLD)
         allow_files()
         sockets = _inherited(arguments.listen), _inherited(arguments.listen_admin)
-        uvloop.run(_serve(settings, run, arguments.index, lines, *sockets, beside))
+        uvloop.run(_serve_frontend(settings, run, arguments.index, lines, *sockets, beside))
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)  # noqa: T201 - the supervisor shows the end of this log
         return 2
@@ -117,7 +117,7 @@ def _inherited(descriptors: str) -> list[socket.socket]:
     return [socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",") if descriptor]
 
 
-async def _serve(
+async def _serve_frontend(
     settings: ClusterSettings,
     run: Path,
     index: int,

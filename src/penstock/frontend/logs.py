@@ -112,7 +112,7 @@ class LineFormatter(logging.Formatter):
     """Makes a line of a record or of its parts; fields that are None are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = _fields(record)
+        fields = _record_fields(record)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return self.line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
@@ -129,7 +129,7 @@ class TextFormatter(LineFormatter):
         parts = [_utc(created), " ", level, " ", logger, " ", message]
         for key, value in fields.items():
             if value is not None:
-                parts += (" ", key, "=", _quoted(value))
+                parts += (" ", key, "=", _quoted_value(value))
         return "".join(parts)
 
 
@@ -151,12 +151,12 @@ def direct() -> BatchingHandler | None:
     return handler if type(handler) is BatchingHandler else None
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
+def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = getattr(record, "fields", None)
     return {k: v for k, v in fields.items() if v is not None} if isinstance(fields, dict) else {}
 
 
-def _quoted(value: Any) -> str:
+def _quoted_value(value: Any) -> str:
     kind = type(value)
     if kind is str:
         # One record is one line, whatever a client put into its id.

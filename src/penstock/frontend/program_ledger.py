@@ -72,7 +72,7 @@ class ProgramLedger:
             workers={} if record.worker is None else {record.worker: 1},
             last=now,
         )
-        _add(known, one)
+        _add_program_counts(known, one)
 
     def newest(self) -> list[ProgramStatus]:
         """Return the newest programs first."""
@@ -85,7 +85,7 @@ def join_programs(*lists: Iterable[ProgramStatus]) -> list[ProgramStatus]:
     for programs in lists:
         for program in programs:
             if program.name in joined:
-                _add(joined[program.name], program)
+                _add_program_counts(joined[program.name], program)
             else:
                 joined[program.name] = msgspec.structs.replace(
                     program, sessions=[*program.sessions], workers={**program.workers}
@@ -93,7 +93,7 @@ def join_programs(*lists: Iterable[ProgramStatus]) -> list[ProgramStatus]:
     return sorted(joined.values(), key=lambda program: program.last, reverse=True)[:SHOWN_MAX]
 
 
-def _add(program: ProgramStatus, other: ProgramStatus) -> None:
+def _add_program_counts(program: ProgramStatus, other: ProgramStatus) -> None:
     for name in ("requests", "failed", "prompt_tokens", "counted_tokens", "cached_tokens", "output_tokens"):
         setattr(program, name, getattr(program, name) + getattr(other, name))
     fresh = [session for session in other.sessions if session not in program.sessions]

@@ -85,7 +85,7 @@ class SharedResponses:
     def put(self, response: HeldResponse, *, running: bool) -> None:
         """Write a response, or what has become of it."""
         now = self._clock()
-        self._do(lambda database: self._put(database, response, running, now))
+        self._submit_work(lambda database: self._put(database, response, running, now))
 
     async def get(self, id: str, owner: str) -> SharedResponse | None:
         """Return a response of this owner, and use it."""
@@ -113,12 +113,12 @@ class SharedResponses:
         await get_running_loop().run_in_executor(None, closing.result)
 
     async def _answer_of_thread(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        future = self._do(work)
+        future = self._submit_work(work)
         return await get_running_loop().run_in_executor(None, future.result)
 
     # --- below: in the thread -----------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[sqlite3.Connection], T]) -> "Future[T | None]":
+    def _submit_work(self, work: Callable[[sqlite3.Connection], T]) -> "Future[T | None]":
         return self._thread.submit(self._guarded, work)
 
     def _guarded(self, work: Callable[[sqlite3.Connection], T]) -> T | None:

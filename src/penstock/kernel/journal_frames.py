@@ -24,14 +24,14 @@ Placed = list[tuple[str, int, str, int]]
 """What a record says was decided: see `Record`; other machines put their own into the four places."""
 
 
-def _content(value: object) -> list[Any]:
+def _array_content(value: object) -> list[Any]:
     """Return what a value that keeps its parts in arrays consists of, without making any of them."""
     content: list[Any] | None = getattr(value, "content", None)
     return plain(value) if content is None else content
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
-_digested = msgspec.msgpack.Encoder(enc_hook=_content).encode
+_digested = msgspec.msgpack.Encoder(enc_hook=_array_content).encode
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,12 +49,12 @@ def html_of(page: Page) -> str:
 <button id="theme" type="button">Theme: system</button></header><main></main>
 <noscript><p class="note error">It draws with JavaScript. The CSV files beside it have its numbers.</p></noscript>
 <script type="application/json" id="document">{document}</script>
-<script type="module">{_script()}</script></body></html>
+<script type="module">{_joined_scripts()}</script></body></html>
 """
 
 
 @cache
-def _script() -> str:
+def _joined_scripts() -> str:
     """Return all scripts as one: what they import of each other is there already, for no name is used twice."""
     text = "\n".join((BROWSER / name).read_text() for name in SCRIPTS)
     return re.sub(r"^(import .*|export default .*|export )", "", text, flags=re.MULTILINE)
@@ -70,12 +70,12 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]],
         with path.open("w", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(head)
-            writer.writerows([_cell(cell, digits) for cell in row] for row in rows)
+            writer.writerows([_csv_cell(cell, digits) for cell in row] for row in rows)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}") from error
 
 
-def _cell(cell: object, digits: int) -> object:
+def _csv_cell(cell: object, digits: int) -> object:
     if isinstance(cell, float):
         return f"{cell:.{digits}g}"
     return cell.replace("\n", " ") if isinstance(cell, str) else cell

@@ -114,7 +114,10 @@ def planner_of(header: Header, own: Iterable[PlannerPlugin] = ()) -> Planner:
     settings = settings_of(header)
     made: dict[str, Any] = header.made["inputs"]
     try:
-        known = {model: {_role(role): _known(k) for role, k in roles.items()} for model, roles in made["known"].items()}
+        known = {
+            model: {_role(role): _known_speeds(k) for role, k in roles.items()}
+            for model, roles in made["known"].items()
+        }
         traces = {
             model: [TraceInterval(at, RequestShape(isl, osl)) for at, isl, osl in rows]
             for model, rows in made["traces"].items()
@@ -132,6 +135,6 @@ def _role(name: str) -> Role:
     return role
 
 
-def _known(made: dict[str, Any]) -> KnownSpeeds:
+def _known_speeds(made: dict[str, Any]) -> KnownSpeeds:
     profile = None if made["profile"] is None else msgspec.convert(made["profile"], Profile)
     return KnownSpeeds(metrics=made["metrics"], profile=profile, why_not=made["why_not"])

@@ -85,7 +85,7 @@ class PlannerTick(msgspec.Struct):
             self.lost += merged.notes
             for pool, count in merged.targets.items():
                 if count != self.baseline.get(pool):
-                    self.why[pool] = _why(pool, count, answers)
+                    self.why[pool] = _deciding_reason(pool, count, answers)
             self.baseline = merged.targets
             if any(isinstance(result, Reject) for _, result in answers):
                 self.vetoed += merged.vetoed
@@ -94,7 +94,7 @@ class PlannerTick(msgspec.Struct):
         self.plugin_asked, self.answers, self.waiting = False, [], {}
 
 
-def _why(pool: str, count: int, answers: Answers) -> str:
+def _deciding_reason(pool: str, count: int, answers: Answers) -> str:
     """Return the reason of the plugin that set a pool's number: one about this pool, else one about all."""
     deciding = [
         (spec, result)

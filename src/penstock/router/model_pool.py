@@ -141,7 +141,7 @@ class PoolRoles(msgspec.Struct):
         if staged and card.handoff is None:
             return f"its role is {card.role}, but it says no way in which KV could be handed over (handoff)"
         wire = None if card.handoff is None else (card.handoff, card.layout)
-        if wire is not None and staged and self.wire is not None and not _alike(wire, self.wire):
+        if wire is not None and staged and self.wire is not None and not _kv_compatible(wire, self.wire):
             return (
                 f"it hands KV over as {_wire_text(wire)}, "
                 f"the other workers of {card.model} as {_wire_text(self.wire)}: "
@@ -174,7 +174,9 @@ class PoolRoles(msgspec.Struct):
     def speaks(self, card: WorkerCard) -> bool:
         """Tell whether a worker can go on with what the pool's prefill workers made."""
         if card.role == "aggregated":
-            return card.handoff is not None and self.wire is not None and _alike((card.handoff, card.layout), self.wire)
+            if card.handoff is None or self.wire is None:
+                return False
+            return _kv_compatible((card.handoff, card.layout), self.wire)
         return card.role == "decode"  # it was let in only because it can
 
     def earn_fallback(self) -> None:
@@ -362,7 +364,7 @@ def _stage_costs(settings: RouterSettings) -> dict[Role, CostSettings]:
     return {"aggregated": cost, "encode": before, "prefill": before, "decode": after}
 
 
-def _alike(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
+def _kv_compatible(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:
     """Tell whether KV can go between workers; a layout that is not known is taken for the other's."""
     return one[0] == other[0] and (one[1] == other[1] or one[1] is None or other[1] is None)
 

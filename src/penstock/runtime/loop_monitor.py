@@ -43,13 +43,13 @@ class LoopMonitor:
         self._used = time.process_time()
         self._due = time.perf_counter() + PERIOD
         # A timer that sets itself again: a task that sleeps makes a future as well, 200 times a second.
-        self._timer = loop.call_later(PERIOD, self._look)
+        self._timer = loop.call_later(PERIOD, self._measure_delay)
         try:
             await loop.create_future()
         finally:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _measure_delay(self) -> None:
         now = time.perf_counter()
         delay = now - self._due
         before, self._used = self._used, time.process_time()
@@ -65,7 +65,7 @@ class LoopMonitor:
         if block > BUDGET:
             self.over_budget += 1
         self._due = time.perf_counter() + PERIOD
-        self._timer = self._loop.call_later(PERIOD, self._look)
+        self._timer = self._loop.call_later(PERIOD, self._measure_delay)
 
     def take_recent(self) -> float:
         """Return the longest block since the last call, and start over."""

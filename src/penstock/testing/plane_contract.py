@@ -139,13 +139,13 @@ async def test_closing_ends_the_subscriptions_that_wait(planes: PlaneHarness) ->
     a, b = await planes.mesh(2)
     messages = b.subscribe("t")
     await heard(messages, (a, "t"))
-    waiting = asyncio.ensure_future(_drain(messages))
+    waiting = asyncio.ensure_future(_drain_messages(messages))
     await asyncio.sleep(0)
     await b.close()
     await asyncio.wait_for(waiting, PATIENCE)
     await a.publish("t", b"to nobody")
 
 
-async def _drain(messages: AsyncIterator[PlaneMessage]) -> None:
+async def _drain_messages(messages: AsyncIterator[PlaneMessage]) -> None:
     async for _ in messages:
         pass

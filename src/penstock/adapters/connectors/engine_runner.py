@@ -165,7 +165,7 @@ class EngineRunner:
             if name not in self._survivors:
                 continue
             there = True
-            if (why := _difference(self._survivors[name], template, number)) is None:
+            if (why := _survivor_mismatch(self._survivors[name], template, number)) is None:
                 same[number] = name
             else:
                 self.not_adopted[template.worker(number)] = why
@@ -202,7 +202,9 @@ class EngineRunner:
             log.info("%s of an earlier run is not what is wanted now, and was ended: %s", name, why)
         state = self.state
         mine = {state.name(component, n) for component, own in numbers.items() for n in (0, *own)}
-        state.entries = {name: _known(entry, unwanted, name) for name, entry in state.entries.items() if name in mine}
+        state.entries = {
+            name: _earlier_entry(entry, unwanted, name) for name, entry in state.entries.items() if name in mine
+        }
 
     # --- one engine ---------------------------------------------------------------------------------------------------
 
@@ -357,7 +359,7 @@ def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _difference(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> str | None:
+def _survivor_mismatch(survivor: SurvivingEngine, template: EngineTemplate, number: int) -> str | None:
     """Return why a survivor is not what we would start now under its number; None where it is."""
     resources = survivor.resources
     if survivor.entry.asleep:
@@ -369,7 +371,7 @@ def _difference(survivor: SurvivingEngine, template: EngineTemplate, number: int
     return f"it was started with other values of {', '.join(changed[:NAMED])}" if changed else None
 
 
-def _known(entry: StateEntry, unwanted: Mapping[str, SurvivingEngine], name: str) -> StateEntry:
+def _earlier_entry(entry: StateEntry, unwanted: Mapping[str, SurvivingEngine], name: str) -> StateEntry:
     """Return an entry of an earlier run, without its engine where that engine was ended."""
     if entry.lease is None or name in unwanted:
         return StateEntry(command=entry.command, replicas=entry.replicas, configured=entry.configured)

@@ -31,7 +31,7 @@ def inventory(requested: Sequence[int] | None, env: Mapping[str, str]) -> GpuInv
         if len(set(requested)) != len(requested):
             raise ConfigError(f"supervise.gpus names a GPU twice: {', '.join(map(str, requested))}")
         return GpuInventory(tuple(requested), "supervise.gpus")
-    listed = _listed(env)
+    listed = _listed_gpus(env)
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return GpuInventory(tuple(listed), "nvidia-smi") if listed else GpuInventory((), "no nvidia-smi here")
@@ -47,7 +47,7 @@ def inventory(requested: Sequence[int] | None, env: Mapping[str, str]) -> GpuInv
     return GpuInventory(tuple(dict.fromkeys(indices)), "CUDA_VISIBLE_DEVICES")
 
 
-def _listed(env: Mapping[str, str]) -> dict[int, str]:
+def _listed_gpus(env: Mapping[str, str]) -> dict[int, str]:
     """Return what nvidia-smi lists: index -> UUID; nothing where it is missing or its driver does not answer."""
     program = shutil.which("nvidia-smi", path=env.get("PATH"))
     if program is None:

@@ -104,7 +104,7 @@ class ShimClient:
             writer.close()
             return None
         made.pid, made.shim = int(status["pid"]), int(status["shim"])
-        made._take(status)
+        made._apply_status(status)
         made._hearing = asyncio.create_task(made._hear(), name=f"shim-{name}")
         return made
 
@@ -150,14 +150,14 @@ class ShimClient:
     async def _hear(self) -> None:
         try:
             while line := await self._reader.readline():
-                self._take(json.loads(line))
+                self._apply_status(json.loads(line))
         except OSError as error:
             log.warning("the shim of %s can't be heard: %s", self.name, error)
         if not self._ended.done():
             await self._bereaved()
         self._writer.close()
 
-    def _take(self, status: dict[str, Any]) -> None:
+    def _apply_status(self, status: dict[str, Any]) -> None:
         if status["said"] is not None and not self._first_line.done():
             self._first_line.set_result(status["said"])
         if status["ended"] is not None and not self._ended.done():
@@ -170,7 +170,7 @@ class ShimClient:
             end = time.monotonic() + patience
             if _signal(self.pid, number):
                 while time.monotonic() < end:
-                    if not _runs(self.pid):
+                    if not _process_runs(self.pid):
                         break
                     await asyncio.sleep(0.05)
         self._ended.set_result(LOST)
@@ -185,7 +185,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _runs(pid: int) -> bool:
+def _process_runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

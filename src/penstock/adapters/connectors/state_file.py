@@ -72,7 +72,7 @@ class StateFile:
     def __init__(self, folder: Path, namespace: str, lock: int) -> None:
         self.namespace = namespace
         self.path = folder / f"{namespace}.json"
-        self.entries: dict[str, StateEntry] = _read(self.path)
+        self.entries: dict[str, StateEntry] = _read_state_entries(self.path)
         self.before = _owner_of(os.pread(lock, OWNER_MAX, 0))
         """The last owner's record of itself; empty after a clean end."""
         self.failing = False
@@ -89,7 +89,7 @@ class StateFile:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             sweep(folder)
-            lock = _take(folder, namespace)
+            lock = _lock_namespace(folder, namespace)
         except OSError as error:
             raise ConfigError(
                 f"the state folder {folder} can't be written: {error.strerror or error}",
@@ -199,7 +199,7 @@ def left_behind(folder: Path, namespace: str) -> bool:
     if not (folder / f"{namespace}.json").exists():
         return False
     try:
-        os.close(_take(folder, namespace))
+        os.close(_lock_namespace(folder, namespace))
     except OSError:
         return False
     return True
@@ -211,7 +211,7 @@ def sweep(folder: Path) -> None:
         if not _PASSING.match(path.stem) or time.time() - path.stat().st_mtime < STALE_AFTER:
             continue
         try:
-            lock = _take(folder, path.stem)
+            lock = _lock_namespace(folder, path.stem)
         except (ConfigError, OSError):
             continue
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -219,7 +219,7 @@ def sweep(folder: Path) -> None:
         os.close(lock)
 
 
-def _take(folder: Path, namespace: str) -> int:
+def _lock_namespace(folder: Path, namespace: str) -> int:
     """Lock a namespace and return the lock's descriptor; it lasts as long as this process, and forks do not have it.
 
     Raises:
@@ -261,7 +261,7 @@ def _owner_of(raw: bytes) -> dict[str, Any]:
         return {}
 
 
-def _read(path: Path) -> dict[str, StateEntry]:
+def _read_state_entries(path: Path) -> dict[str, StateEntry]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, StateEntry])
     except FileNotFoundError:

@@ -50,7 +50,7 @@ async def describe(
             those that it lists, or none where none is requested.
     """
     server = EngineServer(http, url)
-    mine, adapters, unlisted = await _listed(server, model, pool)
+    mine, adapters, unlisted = await _model_listing(server, model, pool)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     kind = DIALECTS.get(given.get("engine", ""))
     if kind is None or kind.name in _GUESS:
@@ -224,7 +224,7 @@ class _Listed(NamedTuple):
     unlisted: str | None = None
 
 
-async def _listed(server: EngineServer, model: str | None, pool: str) -> _Listed:
+async def _model_listing(server: EngineServer, model: str | None, pool: str) -> _Listed:
     models = models_in(await server.json("/v1/models"))
     if not models:
         why = await _no_list(server, pool)

@@ -240,7 +240,7 @@ def _vllm(
     if labels or "labels" in card:
         card["labels"] = labels
     return Launch(
-        argv=(pool.program, "serve", pool.model_path or model, *_words(flags, pool.args), *pool.args),
+        argv=(pool.program, "serve", pool.model_path or model, *_flag_arguments(flags, pool.args), *pool.args),
         env=env,
         url=f"{scheme}://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
@@ -309,7 +309,7 @@ def _sglang(
         card["labels"] = {TP_SIZE: str(len(gpus)), **card.get("labels", {})}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
     return Launch(
-        argv=(pool.program, "-m", "sglang.launch_server", *_words(flags, pool.args), *pool.args),
+        argv=(pool.program, "-m", "sglang.launch_server", *_flag_arguments(flags, pool.args), *pool.args),
         env={**env, **pool.env},
         url=f"http://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
@@ -340,7 +340,7 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
     flags |= {flag: str(number) for flag, number in context.items() if number is not None}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
     return Launch(
-        argv=(*argv, *_words(flags, pool.args), *pool.args),
+        argv=(*argv, *_flag_arguments(flags, pool.args), *pool.args),
         env={**env, **pool.env},
         url=f"http://{host}:{port}",
         start_timeout=SERVER_START_TIMEOUT,
@@ -348,7 +348,7 @@ def _llamacpp(model: str, pool: PoolSettings, port: int, gpus: Sequence[int], ho
     )
 
 
-def _words(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
+def _flag_arguments(flags: Mapping[str, str | None], args: Sequence[str]) -> list[str]:
     """Return flags as words, without those that the operator gives as well."""
     given = {plain_flag(arg.partition("=")[0]) for arg in args if arg.startswith("-")}
     words: list[str] = []

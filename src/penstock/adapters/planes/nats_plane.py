@@ -171,7 +171,7 @@ class NatsPlane:
             code, raw = raw[:_CODE], raw[_CODE:]
             if not self._secret.verify(code.decode("ascii", "replace"), _PURPOSE, topic.encode(), raw):
                 self.foreign += 1
-                self._tell(self.foreign, topic, "it is not signed with this cluster's secret")
+                self._log_left_out(self.foreign, topic, "it is not signed with this cluster's secret")
                 return None
         try:
             if not raw:
@@ -183,12 +183,12 @@ class NatsPlane:
             return PlaneMessage(raw[_HEAD:end].decode(), topic, int.from_bytes(raw[1:9], "big"), raw[end:])
         except NewerVersion as error:
             self.newer += 1
-            self._tell(self.newer, topic, str(error))
+            self._log_left_out(self.newer, topic, str(error))
         except ValueError as error:
             self.malformed += 1
-            self._tell(self.malformed, topic, str(error))
+            self._log_left_out(self.malformed, topic, str(error))
         return None
 
-    def _tell(self, count: int, topic: str, why: str) -> None:
+    def _log_left_out(self, count: int, topic: str, why: str) -> None:
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
             log.warning("message %d on %r left out: %s", count, topic, why)

@@ -34,8 +34,8 @@ class Forwarder:
         self._control, self._control_peer = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._control.bind("inproc://control")
         self._control_peer.connect("inproc://control")
-        self.publish_endpoint = _bound(self._inward, publish, secret)
-        self.subscribe_endpoint = _bound(self._outward, subscribe, secret)
+        self.publish_endpoint = _bind_forwarder_socket(self._inward, publish, secret)
+        self.subscribe_endpoint = _bind_forwarder_socket(self._outward, subscribe, secret)
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
 
     def start(self) -> "Forwarder":
@@ -92,7 +92,7 @@ class ForwardedPlane(ZmqPlane):
         return ""
 
 
-def _bound(socket: "zmq.Socket[bytes]", endpoint: str, secret: ClusterSecret | None) -> str:
+def _bind_forwarder_socket(socket: "zmq.Socket[bytes]", endpoint: str, secret: ClusterSecret | None) -> str:
     socket.linger = 0
     bind_side(socket, secret)
     try:

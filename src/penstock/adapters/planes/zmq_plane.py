@@ -151,13 +151,13 @@ class ZmqPlane:
             return PlaneMessage(frames[1].decode(), topic, int.from_bytes(frames[2][1:], "big"), frames[3])
         except NewerVersion as error:
             self.newer += 1
-            self._tell(self.newer, topic, error)
+            self._log_left_out(self.newer, topic, error)
         except ValueError as error:
             self.malformed += 1
-            self._tell(self.malformed, topic, error)
+            self._log_left_out(self.malformed, topic, error)
         return None
 
-    def _tell(self, count: int, topic: str, error: Exception) -> None:
+    def _log_left_out(self, count: int, topic: str, error: Exception) -> None:
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
             log.warning("message %d on %r left out: %s", count, topic, error)
 

@@ -128,7 +128,7 @@ class FrontendSource:
                 frontend.name: {model: each.counts for model, each in frontend.models.items()} for frontend in frontends
             },
             steps={
-                _place(frontend.name, engine): engine.steps
+                _engine_epoch_key(frontend.name, engine): engine.steps
                 for frontend in frontends
                 for engine in frontend.engines
                 if engine.steps is not None
@@ -154,10 +154,10 @@ class FrontendSource:
         workers: dict[str, WorkerReading] = {}
         for frontend in sorted(frontends, key=lambda each: each.name):
             for engine in frontend.engines:
-                steps = steps_since(engine.steps, before.get(_place(frontend.name, engine)))
+                steps = steps_since(engine.steps, before.get(_engine_epoch_key(frontend.name, engine)))
                 known = workers.get(engine.worker)
                 if known is None or (steps is not None and all(each.steps is None for each in known.engines)):
-                    workers[engine.worker] = _worker(engine, steps)
+                    workers[engine.worker] = _worker_reading(engine, steps)
         return workers
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
@@ -195,11 +195,11 @@ class FrontendSource:
         return counters
 
 
-def _place(frontend: str, engine: WorkerCounters) -> str:
+def _engine_epoch_key(frontend: str, engine: WorkerCounters) -> str:
     return f"{frontend} {engine.worker} {engine.epoch}"
 
 
-def _worker(engine: WorkerCounters, steps: StepStats | None) -> WorkerReading:
+def _worker_reading(engine: WorkerCounters, steps: StepStats | None) -> WorkerReading:
     ranks = []
     for number, rank in enumerate(engine.ranks):
         # An engine's passes are of all its ranks: the first rank carries them, so that they count once.
@@ -215,7 +215,7 @@ def _worker(engine: WorkerCounters, steps: StepStats | None) -> WorkerReading:
                 running=rank.running - (waiting or 0),
                 waiting=waiting,
                 queued_prefill_tokens=rank.prefill_tokens,
-                queued_decode_kv=None if window is None else _mean(window.queued_decode_kv, window),
+                queued_decode_kv=None if window is None else _mean_per_pass(window.queued_decode_kv, window),
                 decode_kv=_decode_kv(rank, engine),
                 limits=engine.limits,
             )
@@ -235,7 +235,7 @@ def _waiting(rank: RankCounters, engine: WorkerCounters, window: StepStats | Non
 
     The passes' queue is a mean over a window that may be seconds old; the placed requests are of now.
     """
-    queued = None if window is None else _mean(window.queued_requests, window)
+    queued = None if window is None else _mean_per_pass(window.queued_requests, window)
     most = engine.limits.max_num_seqs
     beyond = None if most is None else max(0, rank.running - most)
     known = [number for number in (queued, beyond) if number is not None]
@@ -250,5 +250,5 @@ def _decode_kv(rank: RankCounters, engine: WorkerCounters) -> int | None:
     return max(0, rank.blocks * engine.block_size - rank.prefill_tokens)
 
 
-def _mean(total: int | None, window: StepStats) -> int | None:
+def _mean_per_pass(total: int | None, window: StepStats) -> int | None:
     return None if total is None or not window.passes else round(total / window.passes)

@@ -153,7 +153,7 @@ class PrometheusSource:
         self._window = window
         self._state = _SourceState()
         self._readability = Readability()
-        self._tls = _tls(settings)
+        self._tls = _tls_context(settings)
         self._http = HttpSession(
             lambda: aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
@@ -215,17 +215,17 @@ class PrometheusSource:
             demand = 0.0
         if not math.isfinite(demand):
             return f"the number of requests is {demand}"
-        isl = _mean(values, "input")
+        isl = _histogram_mean(values, "input")
         if isl is not None:
             self._state.mean_prompts[model] = isl
         isl = self._state.mean_prompts.get(model)
         if isl is None and demand > 0:
             return "no request has ended yet, so how long their prompts are is not known"
         share = seconds / self._window
-        answered, osl = _pair(values, "output")
-        prompts = _pair(values, "input")
+        answered, osl = _count_and_sum(values, "output")
+        prompts = _count_and_sum(values, "input")
         reported, cached = self._cached(values, prompts)
-        ttft, itl = _pair(values, "ttft"), _pair(values, "itl")
+        ttft, itl = _count_and_sum(values, "ttft"), _count_and_sum(values, "itl")
         counts = {
             "arrived": demand,
             "prompt_tokens": demand * (isl or 0.0),
@@ -242,9 +242,9 @@ class PrometheusSource:
         traffic = Traffic(
             seconds=seconds,
             **whole,  # type: ignore[arg-type]
-            ttft_sum=_share(ttft, whole["ttft_count"]),
-            itl_sum=_share(itl, whole["itl_count"]),
-            duration_sum=_share(_pair(values, "duration"), whole["answered"]),
+            ttft_sum=_share_of_sum(ttft, whole["ttft_count"]),
+            itl_sum=_share_of_sum(itl, whole["itl_count"]),
+            duration_sum=_share_of_sum(_count_and_sum(values, "duration"), whole["answered"]),
             at_end=at_end,
         )
         queued = values.get("queued")
@@ -277,9 +277,9 @@ class PrometheusSource:
     def _cached(values: Mapping[str, float | None], prompts: tuple[float, float]) -> tuple[float, float]:
         """Return the prompt tokens whose cached part is reported, and that cached part."""
         if "hits_count" in values:
-            number, share = _pair(values, "hits")
+            number, share = _count_and_sum(values, "hits")
             return (prompts[1], prompts[1] * share / number) if number else (0.0, 0.0)
-        number, tokens = _pair(values, "cached")
+        number, tokens = _count_and_sum(values, "cached")
         return (prompts[1], tokens) if number else (0.0, 0.0)
 
     # --- queries ------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class PrometheusSource:
             ) from error
 
 
-def _tls(settings: PrometheusSettings) -> ssl.SSLContext | None:
+def _tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
     if not settings.url.startswith("https"):
         return None
     try:
@@ -377,7 +377,7 @@ def _finite(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _pair(values: Mapping[str, float | None], name: str) -> tuple[float, float]:
+def _count_and_sum(values: Mapping[str, float | None], name: str) -> tuple[float, float]:
     """Return count and sum of a histogram; a sum that is no number makes its count unknown, too."""
     total, number = values.get(f"{name}_sum"), values.get(f"{name}_count")
     if total is None or number is None or not math.isfinite(total) or not math.isfinite(number):
@@ -385,12 +385,12 @@ def _pair(values: Mapping[str, float | None], name: str) -> tuple[float, float]:
     return number, total
 
 
-def _mean(values: Mapping[str, float | None], name: str) -> float | None:
-    number, total = _pair(values, name)
+def _histogram_mean(values: Mapping[str, float | None], name: str) -> float | None:
+    number, total = _count_and_sum(values, name)
     return total / number if number > 0 else None
 
 
-def _share(pair: tuple[float, float], count: int) -> float:
+def _share_of_sum(pair: tuple[float, float], count: int) -> float:
     """Return the sum that belongs to so many of the counted ones."""
     number, total = pair
     return total * count / number if number > 0 else 0.0

@@ -188,12 +188,12 @@ class EtcdClient:
 
     async def get(self, key: bytes) -> KeyValue | None:
         """Return one key, or None where it is absent."""
-        answer = await self._range({"key": _text(key)})
+        answer = await self._range({"key": _as_base64(key)})
         return answer.items[0] if answer.items else None
 
     async def range(self, prefix: bytes, *, values: bool = True) -> EtcdRange:
         """Return everything whose key begins with ``prefix``; without ``values`` only keys and revisions."""
-        return await self._range({**_under(prefix), "keys_only": not values})
+        return await self._range({**_prefix_range(prefix), "keys_only": not values})
 
     async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:
         """Write a key and return the revision; with ``lease`` it is deleted when that ends.
@@ -272,7 +272,7 @@ class EtcdClient:
             Compacted: etcd has dropped the requested changes.
             StoreUnavailable: the connection broke, also where the server ended it.
         """
-        body = {"create_request": {**_under(prefix), "start_revision": revision}}
+        body = {"create_request": {**_prefix_range(prefix), "start_revision": revision}}
         async with aclosing(self._lines("watch", msgspec.json.encode(body))) as lines:
             async for line in lines:
                 yield self._changes(msgspec.json.decode(line, type=_WatchLine, strict=False))
@@ -280,14 +280,14 @@ class EtcdClient:
 
     def _changes(self, line: _WatchLine) -> EtcdChanges:
         if line.error is not None:
-            raise _refusal(line.error.grpc_code or line.error.code, line.error.message, self.urls[self._at])
+            raise _refusal_error(line.error.grpc_code or line.error.code, line.error.message, self.urls[self._at])
         result = line.result
         self._heard(result.header)
         if result.compact_revision:
             raise Compacted(result.compact_revision)
         if result.canceled:
             raise StoreUnavailable(f"etcd ended a watch: {result.cancel_reason or 'it gave no reason'}")
-        return EtcdChanges(result.header.revision, tuple(_event(event) for event in result.events))
+        return EtcdChanges(result.header.revision, tuple(_etcd_event(event) for event in result.events))
 
     # --- transport --------------------------------------------------------------------------------------------------
 
@@ -341,10 +341,10 @@ class EtcdClient:
                 raise _Elsewhere(str(error) or type(error).__name__, sent=True) from error
             if not self._outdated(raw, attempt == "first"):
                 break
-        code, text = _fault(raw)
+        code, text = _grpc_code_and_text(raw)
         if code in _ELSEWHERE:
             raise _Elsewhere(text, sent=True)
-        raise _refusal(code, text, url)
+        raise _refusal_error(code, text, url)
 
     async def _lines(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer that does not end."""
@@ -373,12 +373,12 @@ class EtcdClient:
                 )
             if not self._outdated(raw, attempt == "first"):
                 break
-        code, text = _fault(raw)
-        raise _refusal(code, text, url)
+        code, text = _grpc_code_and_text(raw)
+        raise _refusal_error(code, text, url)
 
     def _outdated(self, raw: bytes, first: bool) -> bool:
         """Return whether a refusal is about an old token, and forget that token."""
-        if self._login is None or not first or _fault(raw)[0] != _UNAUTHENTICATED:
+        if self._login is None or not first or _grpc_code_and_text(raw)[0] != _UNAUTHENTICATED:
             return False
         self._token = None
         return True
@@ -392,7 +392,7 @@ class EtcdClient:
             async with self._session().post(f"{url}/v3/auth/authenticate", data=body) as answer:
                 raw = await answer.read()
                 if answer.status != 200:
-                    code, text = _fault(raw)
+                    code, text = _grpc_code_and_text(raw)
                     if code in _ELSEWHERE:
                         raise _Elsewhere(text, sent=False)
                     raise StoreUnavailable(
@@ -420,7 +420,7 @@ class _Elsewhere(Exception):
         self.stale = stale
 
 
-def _refusal(code: int, text: str, url: str) -> StoreUnavailable:
+def _refusal_error(code: int, text: str, url: str) -> StoreUnavailable:
     if code == _NOT_FOUND and "lease" in text:
         return LeaseNotFound(f"etcd at {url}: {text}")
     hint = {
@@ -434,7 +434,7 @@ def _refusal(code: int, text: str, url: str) -> StoreUnavailable:
     return StoreUnavailable(f"etcd at {url} refuses: {text}", hint=hint)
 
 
-def _fault(raw: bytes) -> tuple[int, str]:
+def _grpc_code_and_text(raw: bytes) -> tuple[int, str]:
     """Return gRPC's code and the text of a refusal; 2 (unknown) where the answer is not etcd's."""
     try:
         answer = msgspec.json.decode(raw)
@@ -443,23 +443,23 @@ def _fault(raw: bytes) -> tuple[int, str]:
         return 2, f"no answer of an etcd: {raw[:100]!r}"
 
 
-def _text(raw: bytes) -> str:
+def _as_base64(raw: bytes) -> str:
     return b64encode(raw).decode()
 
 
-def _under(prefix: bytes) -> dict[str, str]:
+def _prefix_range(prefix: bytes) -> dict[str, str]:
     """Return the range of all keys that begin with a prefix; a zero byte means every key, and no end."""
     end = prefix.rstrip(b"\xff")
     end = end[:-1] + bytes([end[-1] + 1]) if end else b"\0"
-    return {"key": _text(prefix or b"\0"), "range_end": _text(end)}
+    return {"key": _as_base64(prefix or b"\0"), "range_end": _as_base64(end)}
 
 
 def _compare(compare: EtcdCompare) -> dict[str, str | int]:
     if compare.value is None:
-        return {"key": _text(compare.key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
-    return {"key": _text(compare.key), "target": "VALUE", "result": "EQUAL", "value": _text(compare.value)}
+        return {"key": _as_base64(compare.key), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+    return {"key": _as_base64(compare.key), "target": "VALUE", "result": "EQUAL", "value": _as_base64(compare.value)}
 
 
-def _event(event: _WatchEvent) -> EtcdEvent:
+def _etcd_event(event: _WatchEvent) -> EtcdEvent:
     entry = event.kv
     return EtcdEvent(entry.key, None if event.type == "DELETE" else entry.value, entry.revision, entry.lease)

@@ -171,7 +171,7 @@ class EtcdStore:
             except Compacted:
                 now, revision = await self._all(under)
                 before, known = known, now
-                if changes := _difference(before, now):
+                if changes := _changes_between(before, now):
                     yield changes
             except StoreUnavailable as error:
                 if self._closed:
@@ -370,7 +370,7 @@ _Known = dict[str, tuple[bytes | None, int]]
 """Key -> its value, None where that is not this cluster's, and the revision of its last change."""
 
 
-def _difference(before: _Known, now: _Known) -> Sequence[StoreChange]:
+def _changes_between(before: _Known, now: _Known) -> Sequence[StoreChange]:
     changes = [StoreChange(key, None) for key, (value, _) in before.items() if value is not None and not _has(now, key)]
     changes += [
         StoreChange(key, value)

@@ -91,18 +91,18 @@ class SqliteStore:
             ValueError: the key can't be one, the value is larger than 1 MiB, or ttl is not above 0.
         """
         check_entry(key, value, ttl)
-        await self._do("write", lambda: self._put(key, value, ttl))
+        await self._run_in_thread("write", lambda: self._put(key, value, ttl))
         if ttl is not None and ttl not in self._tasks:
             self._tasks[ttl] = asyncio.create_task(self._renew(ttl), name=f"lease {ttl} s")
 
     async def delete(self, key: str) -> None:
         """Delete a key of any writer; an absent one is no error."""
         check_key(key)
-        await self._do("write", lambda: self._delete(key))
+        await self._run_in_thread("write", lambda: self._delete(key))
 
     async def list(self, prefix: str) -> dict[str, bytes]:
         """Return what is alive under a prefix."""
-        return await self._do("read", lambda: self._list(prefix))
+        return await self._run_in_thread("read", lambda: self._list(prefix))
 
     async def watch(self, prefix: str) -> AsyncIterator[Sequence[StoreChange]]:
         """Yield first everything alive under ``prefix`` (perhaps nothing), then changes, at most one batch a poll.
@@ -115,7 +115,7 @@ class SqliteStore:
         self._watchers += 1
         try:
             while not self._closed:
-                alive = await self._do("read", lambda: self._observe(prefix))
+                alive = await self._run_in_thread("read", lambda: self._observe(prefix))
                 changes = changes_between(known or {}, alive)
                 if changes or known is None:
                     yield changes
@@ -132,7 +132,7 @@ class SqliteStore:
         self._tasks.clear()
         await cancel_all(tasks)
         try:
-            await self._do("write", self._leave)
+            await self._run_in_thread("write", self._leave)
         except StoreUnavailable as error:
             log.warning("left the store without a word; our keys go when their ttl is over: %s", error)
         self._closed = True
@@ -145,7 +145,7 @@ class SqliteStore:
         while True:
             await asyncio.sleep(wait)
             try:
-                await self._do("renew our lease in", lambda: self._touch(ttl))
+                await self._run_in_thread("renew our lease in", lambda: self._touch(ttl))
             except StoreUnavailable as error:
                 self.renewal_failures += 1
                 if not failing:
@@ -156,7 +156,7 @@ class SqliteStore:
                 log.info("our lease in %s is renewed again", self.root)
             failing, wait = False, ttl / 3
 
-    async def _do(self, doing: str, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, doing: str, work: Callable[[], T]) -> T:
         if self._closed:
             raise StoreUnavailable(f"the store in {self.root} was closed by this process")
         try:

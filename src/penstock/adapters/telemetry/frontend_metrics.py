@@ -117,12 +117,12 @@ class FrontendMetrics(MetricNamesOf):
         self._active[model] = self._active.get(model, 0) + 1
         self._queued[model] = self._queued.get(model, 0) + 1
         if context_type is not None:
-            self.context_types.add(model, _bounded(context_type, self._context_types, CONTEXT_TYPES_MAX))
+            self.context_types.add(model, _bounded_label(context_type, self._context_types, CONTEXT_TYPES_MAX))
 
     def ignored(self, model: str, hints: Sequence[str]) -> None:
         """A request is over, and these hints of it had no effect."""
         for hint in hints:
-            self.ignored_hints.add(model, _bounded(hint, self._hints, HINTS_MAX))
+            self.ignored_hints.add(model, _bounded_label(hint, self._hints, HINTS_MAX))
 
     def first_token(self, model: str) -> None:
         """A request has its first token, or ended without one: it waits no more. Called once per request."""
@@ -332,7 +332,7 @@ class FrontendMetrics(MetricNamesOf):
             self.canaries.set("answered", name, to=canary.sent - canary.missed)
 
 
-def _bounded(value: str, known: set[str], most: int) -> str:
+def _bounded_label(value: str, known: set[str], most: int) -> str:
     """Return a label's value, or `OTHER` for one that comes after ``most`` have come."""
     if value not in known and len(known) >= most:
         return OTHER

@@ -60,12 +60,12 @@ class PlannerEstimateMetrics:
             model, role = record.pools[pool].model, "prefill" if record.pools[pool].role == "prefill" else "decode"
             if isinstance(evidence, list):
                 for name, gauge in self.estimated.items():
-                    known = [_number(one.get(name)) for one in evidence if isinstance(one, dict)]
+                    known = [_finite_number(one.get(name)) for one in evidence if isinstance(one, dict)]
                     highest = max((value for value in known if value is not None), default=None)
                     if highest is not None:
                         gauge.set(model, to=max(gauge.get(model), 1e3 * highest))
             elif isinstance(evidence, dict) and isinstance(evidence.get("capacity"), dict):
-                rate = _number(evidence["capacity"].get("rate"))
+                rate = _finite_number(evidence["capacity"].get("rate"))
                 if rate is not None:
                     self.capacity[role].set(model, to=rate)
         drawn = [(self._drawn.get(name), pool.target) for name, pool in record.pools.items()]
@@ -88,7 +88,7 @@ class PlannerEstimateMetrics:
                 self.age.set(id, to=at - seat.called)
 
 
-def _number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     """Return a number; evidence may come from an external plugin, and hold anything."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 

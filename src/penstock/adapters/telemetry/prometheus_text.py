@@ -78,7 +78,7 @@ class Counter(MetricFamily):
 
     def lines(self) -> Iterable[str]:
         for labels, cell in self.cells.items():
-            yield f"{self.name}{_labels(self.labels, labels)} {_number(cell.value)}"
+            yield f"{self.name}{_label_set_text(self.labels, labels)} {_sample_value_text(cell.value)}"
 
 
 class Untyped(Counter):
@@ -122,14 +122,14 @@ class Histogram(MetricFamily):
         (self._children.get(labels) or self.of(*labels)).observe(value)
 
     def lines(self) -> Iterable[str]:
-        ends = [_number(bucket) for bucket in self.buckets] + ["+Inf"]
+        ends = [_sample_value_text(bucket) for bucket in self.buckets] + ["+Inf"]
         for labels, child in self._children.items():
             cumulative = 0
             for end, count in zip(ends, child.counts, strict=True):
                 cumulative += count
-                yield f"{self.name}_bucket{_labels((*self.labels, 'le'), (*labels, end))} {cumulative}"
-            yield f"{self.name}_sum{_labels(self.labels, labels)} {_number(child.sum)}"
-            yield f"{self.name}_count{_labels(self.labels, labels)} {cumulative}"
+                yield f"{self.name}_bucket{_label_set_text((*self.labels, 'le'), (*labels, end))} {cumulative}"
+            yield f"{self.name}_sum{_label_set_text(self.labels, labels)} {_sample_value_text(child.sum)}"
+            yield f"{self.name}_count{_label_set_text(self.labels, labels)} {cumulative}"
 
 
 class Observations:
@@ -238,11 +238,11 @@ def merge(texts: Sequence[str], most: Iterable[str] = ()) -> str:
     out: list[str] = []
     for name, head in heads.items():
         out.append(head)
-        out += [f"{key} {_number(value)}" for key, value in samples[name].items()]
+        out += [f"{key} {_sample_value_text(value)}" for key, value in samples[name].items()]
     return "\n".join(out) + "\n"
 
 
-def _labels(names: Sequence[str], values: Sequence[str]) -> str:
+def _label_set_text(names: Sequence[str], values: Sequence[str]) -> str:
     if not names:
         return ""
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)) + "}"
@@ -256,7 +256,7 @@ def _escape_help(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _sample_value_text(value: float) -> str:
     if not isfinite(value):
         return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")
     if value == int(value) and abs(value) < 1e15:

@@ -74,49 +74,49 @@ def probe(
     for worker in status.workers:
         name = worker.id
         if worker.why_not:
-            yield _finding("info", f"{name} was not probed: it {worker.why_not}")
+            yield _new_finding("info", f"{name} was not probed: it {worker.why_not}")
         elif worker.engine == "openai" and not unknown:
-            yield _finding(
+            yield _new_finding(
                 "info",
                 f"{name} was not probed: it does not say what kind of server it is, and tokens may cost",
                 "'penstock doctor --probe' asks it all the same",
             )
         elif worker.model in blind:
-            yield _finding("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
+            yield _new_finding("info", f"{name} was not probed: without a tokenizer there is no prediction to check")
         else:
-            yield from _worker(cluster, keyed, worker, metrics)
+            yield from _probe_worker(cluster, keyed, worker, metrics)
 
 
-def _worker(
+def _probe_worker(
     cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, metrics: MetricsReader
 ) -> Iterator[Finding]:
     name, size = worker.id, worker.block_size
     yield from _block_size(worker, metrics)
     before = None if worker.kv_events is None else worker.kv_events.applied
     try:
-        first, prompt = _first(cluster, keyed, worker, BLOCKS * (size or 64), metrics)
+        first, prompt = _send_new_prompt(cluster, keyed, worker, BLOCKS * (size or 64), metrics)
         heard = before is None or _heard(cluster, name, before)
-        second = _ask(cluster, keyed, worker, prompt, metrics)
+        second = _send_probe(cluster, keyed, worker, prompt, metrics)
     except (ClusterUnreachable, RequestRefused) as error:
-        yield _finding("error", f"{name} could not be probed: {error.message}", error.hint)
+        yield _new_finding("error", f"{name} could not be probed: {error.message}", error.hint)
         return
     if name not in second.workers:
         others = " and ".join(filter(None, second.workers)) or "another"
-        yield _finding("error", f"{name} was pinned, and {others} answered", "please report it")
+        yield _new_finding("error", f"{name} was pinned, and {others} answered", "please report it")
         return
-    yield from _tokens(name, first)
+    yield from _token_count_findings(name, first)
     if worker.paired and worker.role == "decode" and worker.kv_events is None:
-        yield _finding("ok", f"{name}: answers what {second.workers[1]} prefills, and keeps no prefix of its own")
+        yield _new_finding("ok", f"{name}: answers what {second.workers[1]} prefills, and keeps no prefix of its own")
         return
     if worker.kv_events is None:
-        yield _finding(
+        yield _new_finding(
             "warning",
             f"{name} announces no KV events: its cache is guessed from what it was sent",
             "start the engine with KV events on; docs/guides/engines.md has the flags of each",
         )
         return
     if not heard:
-        yield _finding(
+        yield _new_finding(
             "error",
             f"{name} computed a new prompt, and no KV event of it came within {PATIENCE:g} s",
             _why_silent(worker.url),
@@ -129,7 +129,7 @@ def _worker(
 def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool) -> Iterator[Finding]:
     """Compare our prediction for the repeated prompt with the engine's report and counter."""
     if answer.cached is None:
-        yield _finding(
+        yield _new_finding(
             "info",
             f"{name} does not tell how much of a prompt came from its cache, so our view can't be checked",
             "vLLM tells it with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
@@ -141,27 +141,27 @@ def _agreement(name: str, size: int | None, answer: ProbeResult, *, heard: bool)
     whole = "" if not full else f" (all {answer.tokens}, of which it computes the last {size} again)"
     if answer.index != "exact":
         text = f"{name} is not known exactly: the prediction came from the {answer.index} index"
-        yield _finding("warning" if heard else "error", text, "'penstock status' shows how each cache is known")
+        yield _new_finding("warning" if heard else "error", text, "'penstock status' shows how each cache is known")
     elif expected != answer.cached:
-        yield _finding(
+        yield _new_finding(
             "error",
             f"{name}: we predicted {expected} cached tokens{whole} of a repeated prompt, and it had {answer.cached}",
             "other traffic may have pushed the prompt out: try again when it is quiet; else please report it",
         )
     elif answer.hits is not None and answer.hits < answer.cached:
-        yield _finding(
+        yield _new_finding(
             "warning",
             f"{name} says that {answer.cached} tokens came from its cache, but its counter grew by {answer.hits:g}",
             "its answers and its metrics disagree; do both come from the same server?",
         )
     else:
         counter = "" if answer.hits is None else f", and its counter grew by {answer.hits:g}"
-        yield _finding("ok", f"{name}: predicted {expected} cached tokens{whole}, it had {answer.cached}{counter}")
+        yield _new_finding("ok", f"{name}: predicted {expected} cached tokens{whole}, it had {answer.cached}{counter}")
 
 
-def _tokens(name: str, answer: ProbeResult) -> Iterator[Finding]:
+def _token_count_findings(name: str, answer: ProbeResult) -> Iterator[Finding]:
     if answer.tokens is not None and answer.counted != answer.tokens:
-        yield _finding(
+        yield _new_finding(
             "error",
             f"{name} counts {answer.tokens} tokens where we count {answer.counted}: the tokenizers differ",
             "set models.NAME.tokenizer to the folder of the very model that the engine serves",
@@ -172,14 +172,14 @@ def _block_size(worker: WorkerStatus, metrics: MetricsReader) -> Iterator[Findin
     labels = (cache_labels(metrics(worker.url)) or {}) if worker.engine in WITH_TIERS else {}
     theirs, ours = labels.get("block_size"), worker.block_size
     if theirs is not None and theirs.isdigit() and ours is not None and int(theirs) != ours:
-        yield _finding(
+        yield _new_finding(
             "error",
             f"{worker.id} has blocks of {theirs} tokens, and we take them for {ours}",
             "leave block_size out of the pool's settings: the engine tells it",
         )
 
 
-def _first(
+def _send_new_prompt(
     cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, words: int, metrics: MetricsReader
 ) -> tuple[ProbeResult, str]:
     """Send a prompt that was never sent before; where it is too long for the model, a shorter one."""
@@ -187,14 +187,14 @@ def _first(
     for attempt in range(TRIES):
         prompt = " ".join(rng.choices(WORDS, k=max(8, words >> attempt)))
         try:
-            return _ask(cluster, keyed, worker, prompt, metrics), prompt
+            return _send_probe(cluster, keyed, worker, prompt, metrics), prompt
         except RequestRefused as error:
             if error.status != 400 or attempt == TRIES - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _ask(
+def _send_probe(
     cluster: AdminClient, keyed: AdminClient, worker: WorkerStatus, prompt: str, metrics: MetricsReader
 ) -> ProbeResult:
     """Send a prompt to one worker, and collect every account of it."""
@@ -239,7 +239,7 @@ def _heard(cluster: AdminClient, worker: str, before: int) -> bool:
 def _why_silent(url: str) -> str:
     """Return what keeps an engine's events from us, as far as this machine can find out."""
     try:
-        sources = json.loads(_read(f"{url.rstrip('/')}/kv_event_sources") or "{}")
+        sources = json.loads(_fetch_text(f"{url.rstrip('/')}/kv_event_sources") or "{}")
         endpoint = str(sources["0"]["endpoint"])
         host, _, port = endpoint.partition("://")[2].rpartition(":")
         socket.create_connection((host, int(port)), timeout=1.0).close()
@@ -255,10 +255,10 @@ def _why_silent(url: str) -> str:
 
 def engine_metrics(url: str, access: EngineAccess = OPEN) -> str | None:
     """Read an engine's metrics; None where it can't be reached from here."""
-    return _read(f"{url.rstrip('/')}/metrics", access)
+    return _fetch_text(f"{url.rstrip('/')}/metrics", access)
 
 
-def _read(url: str, access: EngineAccess = OPEN) -> str | None:
+def _fetch_text(url: str, access: EngineAccess = OPEN) -> str | None:
     try:
         asked = urllib.request.Request(url, headers=dict(access.headers))
         with urllib.request.urlopen(asked, timeout=METRICS_TIMEOUT, context=access.tls) as answer:
@@ -267,5 +267,5 @@ def _read(url: str, access: EngineAccess = OPEN) -> str | None:
         return None
 
 
-def _finding(level: Level, text: str, hint: str | None = None) -> Finding:
+def _new_finding(level: Level, text: str, hint: str | None = None) -> Finding:
     return Finding(level, "cache", text, hint)

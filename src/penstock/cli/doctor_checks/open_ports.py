@@ -78,7 +78,7 @@ def _listening() -> dict[int, set[tuple[str, int]]]:
     """Return (address, port) of the TCP sockets at which processes listen, by ids of those that we may look at."""
     found = {}
     for table in ("tcp", "tcp6"):
-        for line in _text(Path("/proc/net") / table).splitlines()[1:]:
+        for line in _readable_text(Path("/proc/net") / table).splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENING:
                 host, _, port = fields[1].partition(":")
@@ -94,7 +94,7 @@ def _listening() -> dict[int, set[tuple[str, int]]]:
 def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        fields = _text(stat).rpartition(")")[2].split()
+        fields = _readable_text(stat).rpartition(")")[2].split()
         if len(fields) > 1:
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     return children
@@ -121,7 +121,7 @@ def _sockets(process: Path) -> Iterator[str]:
             yield inode.rstrip("]")
 
 
-def _text(path: Path) -> str:
+def _readable_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:

@@ -66,7 +66,7 @@ class AdminClient:
         """The Date header of the last answer."""
         self._tls = cluster_tls() if tls is None else tls
         self._own_headers = headers
-        self._parts = _parsed(self.url)
+        self._parts = _parsed_cluster_url(self.url)
 
     def get(self, path: str, kind: type[T]) -> T:
         """Return the JSON answer, as a struct of ``kind``.
@@ -107,7 +107,7 @@ class AdminClient:
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            event = _decoded(data)
+            event = _json_or_none(data)
             if not isinstance(event, dict):
                 raise RequestRefused(f"{self.url} sent an event that is not a JSON object", status=200)
             if "error" in event:
@@ -150,7 +150,7 @@ class AdminClient:
                 )
                 raise ClusterUnreachable(why, reason=why, hint=hint) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
-                why = _reason(error)
+                why = _connection_error_text(error)
                 raise ClusterUnreachable(f"no cluster answers at {self.url}: {why}", reason=why, hint=_START) from error
             self.date = answer.getheader("date")
             yield answer
@@ -160,7 +160,7 @@ class AdminClient:
             data = answer.read(ANSWER_MAX)
         except (OSError, http.client.HTTPException) as error:
             raise ClusterUnreachable(
-                f"{self.url} broke off its answer to {path}: {_reason(error)}", hint=_START
+                f"{self.url} broke off its answer to {path}: {_connection_error_text(error)}", hint=_START
             ) from error
         if answer.status == 200:
             try:
@@ -171,7 +171,7 @@ class AdminClient:
                     status=200,
                     hint="is it the URL that 'penstock up' printed? /admin may have a port of its own there",
                 ) from error
-        text = _error_text(_decoded(data))
+        text = _error_text(_json_or_none(data))
         if answer.status in (401, 403):
             where = "--admin-key or PENSTOCK_ADMIN_KEY" if path.startswith("/admin") else "PENSTOCK_API_KEY"
             why = "" if text is None else f": {text}"
@@ -216,7 +216,7 @@ def path_part(text: str) -> str:
     return quote(text, safe="")
 
 
-def _parsed(url: str) -> SplitResult:
+def _parsed_cluster_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -231,7 +231,7 @@ def _headers(answer: http.client.HTTPResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in answer.getheaders()}
 
 
-def _decoded(data: bytes) -> Any:
+def _json_or_none(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
@@ -250,7 +250,7 @@ def _error_text(body: Any) -> str | None:
     return f"{message} ({hint})" if isinstance(hint, str) and hint not in message else message
 
 
-def _reason(error: Exception) -> str:
+def _connection_error_text(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "the connection was refused"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

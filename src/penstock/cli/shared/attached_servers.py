@@ -69,7 +69,7 @@ def attached_models(
     found: dict[str, ListedModel] = {}
     bases, given = [_base(url) for url in urls], msgspec.to_builtins(access)
     keys = read_access(access, "access")
-    named = [(base, _named(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
+    named = [(base, _named_model(model)) for base in bases] if model is not None else _models_of(bases, wait, keys)
     for base, each in named:
         if each.folder is not None or each.name not in found:
             found[each.name] = each
@@ -85,7 +85,7 @@ def attached_models(
         }
         for kind, texts in (("events", events), ("replay", replay), ("stats", stats)):
             pool[kind] = [
-                _entry(text, members) for text in texts if _meant(text, members, everywhere=len(by_model) == 1)
+                _endpoint_entry(text, members) for text in texts if _meant(text, members, everywhere=len(by_model) == 1)
             ]
         models[name] = _entry_of(found[name], by_model, tokenizer, {"attached": pool})
     return models
@@ -115,7 +115,7 @@ def models_of_pods(
         overrides: settings as flags; those of discovery say how to reach the API server.
         access: what the servers ask for.
     """
-    found = [_named(model)] if model is not None else []
+    found = [_named_model(model)] if model is not None else []
     if not found:
         found = _served(_first_of_pods(selector, overrides), read_access(access, "access"))
     pods: JsonObject = {"engine": engine, "selector": selector, "block_size": block_size, "topic": topic}
@@ -173,7 +173,7 @@ def _models_of(bases: Sequence[str], wait: bool, access: EngineAccess) -> list[t
     return known
 
 
-def _named(model: str) -> ListedModel:
+def _named_model(model: str) -> ListedModel:
     """Return a model that the operator names, which Transformers' server knows by its folder."""
     return ListedModel(model, folder=_tokenizer(model))
 
@@ -187,7 +187,7 @@ def _meant(text: str, members: list[str], *, everywhere: bool) -> bool:
     return everywhere or _base(text.rpartition("=")[0]) in members
 
 
-def _entry(text: str, members: list[str]) -> str:
+def _endpoint_entry(text: str, members: list[str]) -> str:
     server, equals, endpoint = text.rpartition("=")
     return f"{_base(server)}={endpoint}" if equals else text
 

@@ -32,14 +32,14 @@ def watch(client: AdminClient, every: float, looks: int | None, screen: Screen) 
     client.timeout = TIMEOUT
     status = client.get("/admin/status", ClusterStatus)
     try:
-        with _keys() as left:
-            _watch(client, status, every, looks, screen, left)
+        with _quit_key_listener() as left:
+            _refresh_screen(client, status, every, looks, screen, left)
     except KeyboardInterrupt:
         return  # the usual way to leave it
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
+def _quit_key_listener() -> Iterator[Callable[[float], bool]]:
     """Yield a function that waits so many seconds, and returns at once when q is pressed.
 
     Without a terminal there are no keys, and the function only waits.
@@ -48,7 +48,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         stdin = sys.stdin.fileno()
         before = termios.tcgetattr(stdin)
     except (OSError, ValueError, termios.error):
-        yield _wait
+        yield _wait_without_keys
         return
 
     def left(seconds: float) -> bool:
@@ -66,12 +66,12 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
 
 
-def _wait(seconds: float) -> bool:
+def _wait_without_keys(seconds: float) -> bool:
     time.sleep(seconds)
     return False
 
 
-def _watch(
+def _refresh_screen(
     client: AdminClient,
     status: ClusterStatus,
     every: float,

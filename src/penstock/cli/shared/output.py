@@ -136,7 +136,7 @@ def fitted(
     if excess > 0 and cells and text is not None:
         at = shown.index(text)
         most = max(NAME_LEAST, max(len(cell(row[at])) for row in cells) - excess)
-        cells = [[*row[:at], _cut(cell(row[at]), most), *row[at + 1 :]] for row in cells]
+        cells = [[*row[:at], _shortened_text(cell(row[at]), most), *row[at + 1 :]] for row in cells]
         excess = _width(shown, cells) - width
     if excess > 0 and cells:
         longest = max(len(cell(row[0])) for row in cells)
@@ -172,7 +172,7 @@ def _width(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
     return max(len(line) for line in table(headings, rows).split("\n"))
 
 
-def _cut(text: str, most: int) -> str:
+def _shortened_text(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 

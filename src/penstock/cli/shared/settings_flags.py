@@ -64,7 +64,7 @@ class SettingsCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         common = [*(COMMON if self.cluster else ()), *(COMMON_OF_POOL if self.pool else ())]
-        rows = [_row(knob) for knob in self.knobs() if knob.dotted in common]
+        rows = [_flag_help_row(knob) for knob in self.knobs() if knob.dotted in common]
         with formatter.section("Common settings (all of them: --help-all)"):
             formatter.write_dl(rows)
 
@@ -172,7 +172,7 @@ def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     command.format_usage(ctx, formatter)
     groups: dict[str, list[tuple[str, str]]] = {}
     for knob in command.knobs():
-        groups.setdefault(knob.group.replace("*", "NAME") or "top", []).append(_row(knob))
+        groups.setdefault(knob.group.replace("*", "NAME") or "top", []).append(_flag_help_row(knob))
     for group, rows in groups.items():
         with formatter.section(group):
             formatter.write_dl(rows)
@@ -180,7 +180,7 @@ def _help_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-def _row(knob: "DerivedKnob") -> tuple[str, str]:
+def _flag_help_row(knob: "DerivedKnob") -> tuple[str, str]:
     from penstock.config.derived.knobs import range_text, type_text
     from penstock.config.reading.units import format_number
     from penstock.kernel.settings import is_group

@@ -26,15 +26,15 @@ def workers_text(status: ClusterStatus, width: int) -> str:
     """Return the workers as text, in lines of ``width`` columns; at `WIDE` all of them, however many."""
     rows = worker_rows(status)
     if len(rows) <= WORKERS_MAX or width == WIDE:
-        return _listed(status, list(rows.values()), width)
+        return _worker_table_text(status, list(rows.values()), width)
     worst = _worst(status, rows)[:WORST_MAX]
     parts = [table(POOL_HEADINGS, pool_rows(status))]
     if worst:
-        parts.append(_listed(status, [rows[name] for name in worst], width))
+        parts.append(_worker_table_text(status, [rows[name] for name in worst], width))
     return "\n\n".join(parts) + f"\n{counted(len(rows) - len(worst), 'worker')} more: penstock status --wide."
 
 
-def _listed(status: ClusterStatus, rows: Sequence[Sequence[Any]], width: int) -> str:
+def _worker_table_text(status: ClusterStatus, rows: Sequence[Sequence[Any]], width: int) -> str:
     text = fitted_table(WORKER_HEADINGS, rows, width, worker_spare(status), silent=("ROLE",), text="STATE")
     cut = [row for row in rows if f"{row[STATE_AT]}" not in text]
     return text + "".join("\n" + wrapped(f"{row[0]}: {row[STATE_AT]}", width) for row in cut)
@@ -76,18 +76,18 @@ def pool_rows(status: ClusterStatus) -> list[list[Any]]:
         ready, desired = sum(not worker.why_not for worker in workers), len(workers)
         if name in pools:
             ready, desired = pools[name].serving, pools[name].desired
-        running, tokens, active, resident, blocks, *counts = (_sum(workers, field) for field in SUMMED)
-        rows.append([name, f"{ready} of {desired}", running, tokens, active, _blocks(resident, blocks), *counts])
+        running, tokens, active, resident, blocks, *counts = (_sum_over_workers(workers, field) for field in SUMMED)
+        rows.append([name, f"{ready} of {desired}", running, tokens, active, _blocks_cell(resident, blocks), *counts])
     return rows
 
 
-def _sum(workers: Sequence[WorkerStatus], field: str) -> int | None:
+def _sum_over_workers(workers: Sequence[WorkerStatus], field: str) -> int | None:
     """Return what workers have together, as far as it is known; None where it is of none of them."""
     known = [value for worker in workers if (value := getattr(worker, field)) is not None]
     return sum(known) if known or not workers else None
 
 
-def _blocks(resident: int | None, blocks: int | None) -> str | int | None:
+def _blocks_cell(resident: int | None, blocks: int | None) -> str | int | None:
     """Return how many blocks are in engines' memory, and how many fit."""
     return resident if not blocks else f"{'-' if resident is None else f'{resident:,}'} of {blocks:,}"
 
@@ -129,7 +129,7 @@ WORKER_COLUMNS: dict[str, Callable[[WorkerStatus], Any]] = {
     "ACTIVE": lambda worker: worker.active_requests,
     "PREFILL TOKENS": lambda worker: worker.active_prefill_tokens,
     "IN USE": lambda worker: worker.active_blocks,
-    "KV BLOCKS": lambda worker: _blocks(worker.resident_blocks, worker.kv_blocks),
+    "KV BLOCKS": lambda worker: _blocks_cell(worker.resident_blocks, worker.kv_blocks),
     "REQUESTS": lambda worker: worker.requests,
     "FAILED": lambda worker: worker.failures,
     "RESTARTS": lambda worker: worker.restarts,

@@ -70,7 +70,7 @@ def configuration_page() -> str:
     ordered = sorted(enumerate(knobs), key=lambda pair: (_order(knobs, pair[1]), pair[0]))
     for group, members in groupby((knob for _, knob in ordered), key=lambda knob: knob.group):
         title = f"`{group.replace('*', 'NAME')}`" if group else "Top"
-        rows = "\n".join(_row(knob) for knob in members)
+        rows = "\n".join(_knob_table_row(knob) for knob in members)
         parts.append(f"## {title}\n\n| Key | Default | Unit | Takes | What it does |\n|---|---|---|---|---|\n{rows}")
     return "\n\n".join(parts) + "\n" + TAIL
 
@@ -80,7 +80,7 @@ def _order(knobs: list[DerivedKnob], knob: DerivedKnob) -> int:
     return next(index for index, other in enumerate(knobs) if other.group == knob.group)
 
 
-def _row(knob: DerivedKnob) -> str:
+def _knob_table_row(knob: DerivedKnob) -> str:
     takes = type_text(knob.type)
     allowed = range_text(knob.knob)
     if allowed is not None:

@@ -71,7 +71,7 @@ def resolved_yaml(settings: ClusterSettings, secrets: bool = False) -> str:
 def shown_yaml(settings: ClusterSettings, origins: Mapping[str, ValueOrigin]) -> str:
     """Return the whole config for an operator: with units, and the origin of each given value."""
     lines: list[str] = []
-    _show(settings, origins, (), lines)
+    _add_lines(settings, origins, (), lines)
     return "\n".join(lines) + "\n"
 
 
@@ -95,24 +95,24 @@ def value_text(value: Any, field: Field) -> str:
     if isinstance(value, int | float):
         return format_number(value, field.knob.unit if field.knob is not None else None)
     if isinstance(value, str):
-        return _key(value)
+        return _yaml_scalar(value)
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_key(item) if isinstance(item, str) else _flow(item) for item in value) + "]"
+        return "[" + ", ".join(_yaml_scalar(item) if isinstance(item, str) else _flow(item) for item in value) + "]"
     return _flow(msgspec.to_builtins(value))
 
 
-def _show(settings: Settings, origins: Mapping[str, ValueOrigin], path: tuple[str, ...], lines: list[str]) -> None:
+def _add_lines(settings: Settings, origins: Mapping[str, ValueOrigin], path: tuple[str, ...], lines: list[str]) -> None:
     indent = "  " * len(path)
     for field in fields_by_name(type(settings)).values():
         here, value = (*path, field.name), getattr(settings, field.name)
         if field.is_group:
             lines.append(f"{indent}{field.name}:")
-            _show(value, origins, here, lines)
+            _add_lines(value, origins, here, lines)
         elif entry_type(field.type) is not None:
             lines.append(f"{indent}{field.name}:")
             for key, entry in value.items():
-                lines.append(f"{indent}  {_key(key)}:")
-                _show(entry, origins, (*here, key), lines)
+                lines.append(f"{indent}  {_yaml_scalar(key)}:")
+                _add_lines(entry, origins, (*here, key), lines)
         else:
             secret = field.knob is not None and field.knob.secret and value
             nothing = "[]" if isinstance(value, tuple) else "{}" if isinstance(value, dict) else "null"
@@ -134,7 +134,7 @@ def _template(
             if entry is None:
                 _template(value, (*path, field.name), here, inner, everything)
             for key, child in value.items() if entry is not None else ():
-                inner.append(f"{depth}  {_key(key)}:")
+                inner.append(f"{depth}  {_yaml_scalar(key)}:")
                 _template(child, (*path, field.name, key), (*here, "*"), inner, everything)
             if entry is not None and everything and not value:
                 shown: list[str] = [f"{depth}  NAME:"]
@@ -150,13 +150,13 @@ def _template(
         given = name in INIT_KEYS
         if not (given or everything or name in INIT_HINTS) or field.knob is None:
             continue
-        lines.append(f"{depth}# {field.knob.help}{_allowed(field)}")
+        lines.append(f"{depth}# {field.knob.help}{_allowed_values_text(field)}")
         lines.append(f"{depth}{'' if given else '# '}{field.name}: {value_text(value, field)}")
         if not path:
             lines.append("")
 
 
-def _allowed(field: Field) -> str:
+def _allowed_values_text(field: Field) -> str:
     assert field.knob is not None
     parts = []
     if shape_of(field.type).kind == "choice":
@@ -171,7 +171,7 @@ def _first_line(group: type[Settings]) -> str:
     return (group.__doc__ or "").strip().splitlines()[0]
 
 
-def _key(text: str) -> str:
+def _yaml_scalar(text: str) -> str:
     return text if _is_plain_scalar(text) else yaml.safe_dump(text, default_style='"', width=1_000_000).strip()
 
 

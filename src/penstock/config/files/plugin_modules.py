@@ -42,7 +42,7 @@ def _load(id: str, path: str, given: PluginEntry) -> PlannerPlugin:
             f"{where}.name: {path} has no class or function {given.name}",
             hint=did_you_mean(given.name, names, otherwise=f"it has {', '.join(names[:8]) or 'none'}"),
         )
-    options = {name: _value(f"{where}.options.{name}", text) for name, text in given.options.items()}
+    options = {name: _parsed_option(f"{where}.options.{name}", text) for name, text in given.options.items()}
     spec = PluginSpec.of(id, given)
     try:
         inspect.signature(make).bind(spec, **options)
@@ -65,7 +65,7 @@ def _load(id: str, path: str, given: PluginEntry) -> PlannerPlugin:
     return found
 
 
-def _value(where: str, text: str) -> Any:
+def _parsed_option(where: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -181,7 +181,7 @@ def check_profile(folder: str | Path, model: str, engine: str | None = None) -> 
         return
     manifest = read_manifest(folder)
     for what, mine, wanted in (
-        ("model", _plain(manifest.model), _plain(model)),
+        ("model", _plain_model_name(manifest.model), _plain_model_name(model)),
         ("engine", manifest.engine, engine or manifest.engine),
     ):
         if mine != wanted:
@@ -301,5 +301,5 @@ def grid_of(
     }
 
 
-def _plain(model: str) -> str:
+def _plain_model_name(model: str) -> str:
     return model.removesuffix("config.json").rstrip("/").rsplit("/", 1)[-1].lower()

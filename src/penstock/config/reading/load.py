@@ -62,7 +62,7 @@ def load(
     root = _empty()
     problems: list[ConfigProblem] = []
     if path is not None:
-        read, problems = _file(path)
+        read, problems = _read_settings_file(path)
         root = read if read is not None else root
     fill_empty_groups(ClusterSettings, root)
     problems += put_environment(root, ClusterSettings, env or {})
@@ -112,7 +112,7 @@ def cluster_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(PREFIX)}
 
 
-def _file(path: str | Path) -> tuple[TreeNode | None, list[ConfigProblem]]:
+def _read_settings_file(path: str | Path) -> tuple[TreeNode | None, list[ConfigProblem]]:
     name = "standard input" if str(path) == "-" else str(path)
     whole = ValueOrigin("file", name)
     try:
@@ -196,14 +196,16 @@ def _with_adapters(settings: ClusterSettings) -> ClusterSettings:
 
 def _put_preset(root: TreeNode) -> list[ConfigProblem]:
     """Fill in what the preset sets and nothing else does; an unknown preset is found where values are checked."""
-    chosen = _at(root, ("router", "preset"))
+    chosen = _given_node(root, ("router", "preset"))
     name = chosen.value.text if chosen is not None and isinstance(chosen.value, TreeScalar) else ""
     origin = ValueOrigin("default", f"preset {name}")
-    absent = [f"{key}={text}" for key, text in PRESETS.get(name, {}).items() if _at(root, key.split(".")) is None]
+    absent = [
+        f"{key}={text}" for key, text in PRESETS.get(name, {}).items() if _given_node(root, key.split(".")) is None
+    ]
     return put_overrides(root, ClusterSettings, absent, origin)
 
 
-def _at(node: TreeNode, path: Sequence[str]) -> TreeNode | None:
+def _given_node(node: TreeNode, path: Sequence[str]) -> TreeNode | None:
     """Return what is given at a path."""
     found: TreeNode | None = node
     for name in path:

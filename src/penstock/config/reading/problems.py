@@ -56,8 +56,8 @@ def did_you_mean(word: str, known: Iterable[str], *, after: str = "", otherwise:
     Args:
         after: beginning that all share, such as ``PENSTOCK_``; it is not compared, or all would look alike.
     """
-    by_plain = {_plain(name.removeprefix(after)): name for name in known}
-    near = difflib.get_close_matches(_plain(word.removeprefix(after)), by_plain, n=1, cutoff=0.6)
+    by_plain = {_normalized_key(name.removeprefix(after)): name for name in known}
+    near = difflib.get_close_matches(_normalized_key(word.removeprefix(after)), by_plain, n=1, cutoff=0.6)
     return f"did you mean {by_plain[near[0]]}?" if near else otherwise
 
 
@@ -68,5 +68,5 @@ def listed(words: Iterable[str], *, most: int = 12) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def _plain(word: str) -> str:
+def _normalized_key(word: str) -> str:
     return word.lower().replace("-", "_")

@@ -51,7 +51,7 @@ def put_overrides(
     """
     problems: list[ConfigProblem] = []
     for override in overrides:
-        name, equals, text = (part.strip() for part in _split(override))
+        name, equals, text = (part.strip() for part in _split_override(override))
         origin = ValueOrigin("flag", f"flag {name}") if at is None else at
         if not equals or not name:
             problems.append(ConfigProblem(origin, "", "is not name=value", "write it as --set router.mode=kv"))
@@ -153,14 +153,14 @@ def _follow_flag(place: _Place, name: str, origin: ValueOrigin, unknown: str | N
     assert start is not None
     while rest:
         if place.entries is not None:
-            key, rest = _key(rest, place.keys)
+            key, rest = _split_known_key(rest, place.keys)
             if key not in place.keys and rest:
                 adding = f"to add it: --set '{dotted((*place.path, key))}={{...}}'"
                 near = did_you_mean(key, place.keys, otherwise=f"there is {listed(place.keys) or 'none'}")
                 return ConfigProblem(origin, "", f"{dotted(place.path)} has no entry {key!r}", f"{near}; {adding}")
             place.entry(key)
             continue
-        word, rest = _first(rest)
+        word, rest = _split_first_name(rest)
         field = word.replace("-", "_")
         if field not in place.names:
             candidates = [dotted((*place.path, other)) for other in place.names]
@@ -176,7 +176,7 @@ def _follow_flag(place: _Place, name: str, origin: ValueOrigin, unknown: str | N
     return None
 
 
-def _split(override: str) -> tuple[str, str, str]:
+def _split_override(override: str) -> tuple[str, str, str]:
     """Split ``path=value`` at the first ``=`` outside quotes."""
     quoted = False
     for index, letter in enumerate(override):
@@ -187,16 +187,16 @@ def _split(override: str) -> tuple[str, str, str]:
     return override, "", ""
 
 
-def _key(rest: str, keys: list[str]) -> tuple[str, str]:
+def _split_known_key(rest: str, keys: list[str]) -> tuple[str, str]:
     """Split a mapping's key off; model names contain dots, so a matching known key goes first."""
     for key in sorted(keys, key=len, reverse=True):
         for written in (key, f'"{key}"'):
             if rest == written or rest.startswith(f"{written}."):
                 return key, rest[len(written) + 1 :]
-    return _first(rest)
+    return _split_first_name(rest)
 
 
-def _first(rest: str) -> tuple[str, str]:
+def _split_first_name(rest: str) -> tuple[str, str]:
     found = _PART.match(rest)
     if found is None:
         word, _, after = rest.partition(".")

@@ -111,7 +111,7 @@ class _TreeCheck:
         if isinstance(value, tuple) and ... not in parts and len(value) != len(parts):
             self._wrong(knob, node, path, f"does not fit: takes {type_text(field.type)}")
             return
-        outside = [place for place, number in enumerate(_numbers(value)) if not _within(knob, number)]
+        outside = [place for place, number in enumerate(_ranged_numbers(value)) if not _within_range(knob, number)]
         unit = f" {knob.unit}" if knob.unit not in (None, "count", "ratio") else ""
         for place in outside:
             item = node.value[place] if isinstance(node.value, list) else node
@@ -131,13 +131,13 @@ class _TreeCheck:
         self.problems.append(ConfigProblem(node.at, dotted(path), reason, hint))
 
 
-def _numbers(value: Any) -> list[int | float]:
+def _ranged_numbers(value: Any) -> list[int | float]:
     """Return the numbers of a value that a knob's range applies to: its own, or those of a list or a mapping."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
     return [item for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
 
 
-def _within(knob: Knob, number: int | float) -> bool:
+def _within_range(knob: Knob, number: int | float) -> bool:
     return (
         (knob.ge is None or number >= knob.ge)
         and (knob.gt is None or number > knob.gt)

@@ -63,19 +63,20 @@ def parse_number(text: str, unit: Unit | None) -> float | int:
 def format_number(value: float | int, unit: Unit | None) -> str:
     """Return text that `parse_number` reads back to the same number, with a unit where one makes it shorter."""
     if isinstance(value, bool) or unit is None:
-        return _plain(value)
+        return _number_text(value)
     if unit == "s":
-        return _duration(value)
+        return _duration_text(value)
     if unit == "ms":
-        return _duration(value / 1000) if parse_number(_duration(value / 1000), "ms") == value else _plain(value)
+        text = _duration_text(value / 1000)
+        return text if parse_number(text, "ms") == value else _number_text(value)
     if unit == "bytes" and isinstance(value, int) and value > 0:
         for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
             if value % 1024**power == 0:
                 return f"{value // 1024**power}{letter}iB"
-    return _plain(value)
+    return _number_text(value)
 
 
-def _duration(seconds: float | int) -> str:
+def _duration_text(seconds: float | int) -> str:
     for suffix, factor in (("h", 3600), ("m", 60)):
         if seconds and seconds % factor == 0:
             return f"{int(seconds // factor)}{suffix}"
@@ -84,10 +85,10 @@ def _duration(seconds: float | int) -> str:
             scaled = round(seconds * factor)
             if parse_number(f"{scaled}{suffix}", "s") == seconds:
                 return f"{scaled}{suffix}"
-    return f"{_plain(seconds)}s"
+    return f"{_number_text(seconds)}s"
 
 
-def _plain(value: float | int) -> str:
+def _number_text(value: float | int) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return repr(value)
@@ -102,21 +103,21 @@ def _factor(suffix: str, unit: Unit | None) -> float | None:
     if unit == "ratio":
         return 0.01 if suffix == "%" else None
     if unit == "1/s":
-        return _rate(suffix)
+        return _rate_factor(suffix)
     if unit == "bytes":
-        return _size(suffix)
+        return _size_factor(suffix)
     if unit == "bytes/s":
-        return _size(suffix.removesuffix("/s")) if suffix.endswith("/s") else _size(suffix)
+        return _size_factor(suffix.removesuffix("/s")) if suffix.endswith("/s") else _size_factor(suffix)
     if unit in ("tokens", "blocks", "requests", "count"):
         return _PREFIXES.get(suffix)
     return None
 
 
-def _size(suffix: str) -> float | None:
+def _size_factor(suffix: str) -> float | None:
     return 1.0 if suffix == "B" else _PREFIXES.get(suffix.removesuffix("B"))
 
 
-def _rate(suffix: str) -> float | None:
+def _rate_factor(suffix: str) -> float | None:
     head, slash, per = suffix.partition("/")
     scale = 1.0 if not head.strip() else _PREFIXES.get(head.strip())
     if scale is None:

@@ -33,7 +33,9 @@ def read_yaml(text: str, where: Callable[[int, int], ValueOrigin]) -> tuple[Tree
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         return None, [
-            ConfigProblem(where(line, 1), "", f"has a character that YAML does not allow: {_code(error.character)}")
+            ConfigProblem(
+                where(line, 1), "", f"has a character that YAML does not allow: {_code_point(error.character)}"
+            )
         ]
     except RecursionError:
         return None, [ConfigProblem(start, "", f"is nested more than {DEPTH_MAX} levels deep")]
@@ -52,7 +54,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, depth: int) -> TreeNode | None:
         """Copy a YAML node; None after a problem that makes the rest of it meaningless."""
-        at = self._at(node)
+        at = self._origin_of(node)
         self._nodes += 1
         if self._nodes > NODES_MAX:
             if self._nodes == NODES_MAX + 1:
@@ -81,7 +83,7 @@ class _Reader:
         found: dict[str, TreeNode] = {}
         merged: dict[str, TreeNode] = {}
         for key_node, value_node in node.value:
-            key_at = self._at(key_node)
+            key_at = self._origin_of(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problem(key_at, "a key must be one word, not a list or a mapping")
                 continue
@@ -106,19 +108,19 @@ class _Reader:
             if tree is None:
                 continue
             if tree.mapping is None:
-                self._problem(self._at(source), "'<<' takes a mapping or a list of mappings")
+                self._problem(self._origin_of(source), "'<<' takes a mapping or a list of mappings")
                 continue
             for key, value in tree.mapping.items():
                 into.setdefault(key, value)
 
-    def _at(self, node: yaml.Node) -> ValueOrigin:
+    def _origin_of(self, node: yaml.Node) -> ValueOrigin:
         return self._where(node.start_mark.line + 1, node.start_mark.column + 1)
 
     def _problem(self, at: ValueOrigin, message: str, hint: str | None = None) -> None:
         self.problems.append(ConfigProblem(at, "", message, hint))
 
 
-def _code(character: object) -> str:
+def _code_point(character: object) -> str:
     return f"U+{character:04X}" if isinstance(character, int) else repr(character)
 
 

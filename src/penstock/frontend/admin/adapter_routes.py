@@ -39,7 +39,7 @@ async def load_adapter(request: web.Request) -> web.Response:
     """POST /v1/load_lora_adapter: let clients name an adapter, and load it on one worker at least."""
     store, body = store_of(request), await body_of(request, LoadAdapterBody)
     service = service_of(request)
-    loads = _loads(service)
+    loads = _adapter_loads(service)
     name, path = body.lora_name, body.lora_path
     if not NAME.match(name):
         hint = "1 to 200 letters, digits and ._-@:+, the first a letter or a digit"
@@ -86,7 +86,7 @@ async def load_adapter(request: web.Request) -> web.Response:
 async def unload_adapter(request: web.Request) -> web.Response:
     """POST /v1/unload_lora_adapter: nobody may name an adapter any more, and every worker unloads it."""
     store, body = store_of(request), await body_of(request, UnloadAdapterBody)
-    loads = _loads(service_of(request))
+    loads = _adapter_loads(service_of(request))
     name = body.lora_name
     known = loads.registry.find(name)
     if known is None:
@@ -115,7 +115,7 @@ async def adapters(request: web.Request) -> web.Response:
 async def scale_adapter(request: web.Request) -> web.Response:
     """POST /admin/adapters: on how many workers an adapter is to be at any time."""
     store, body = store_of(request), await body_of(request, AdapterWorkersBody)
-    loads = _loads(service_of(request))
+    loads = _adapter_loads(service_of(request))
     known = await asyncio.to_thread(loads.registry.find, body.name)
     if known is None:
         raise rejected(f"there is no adapter {quoted(body.name)}", "name", code="unknown_adapter", status=404)
@@ -186,7 +186,7 @@ def _only_model(service: Service, loads: AdapterLoads) -> str:
     )
 
 
-def _loads(service: Service) -> AdapterLoads:
+def _adapter_loads(service: Service) -> AdapterLoads:
     loads = service.cluster.adapters
     if loads is None:
         raise rejected("this frontend loads no adapters", code="no_adapters", status=409)

@@ -54,14 +54,14 @@ async def to_one_peer(service: Service, path: str, body: bytes) -> bool:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as http:
         for peer in service.cluster.peers():
             url = URL(peer.rstrip("/") + path, encoded=True)
-            if await _ask(http, "POST", url, signed(service.secret, url, "POST"), body) is not None:
+            if await _request_peer(http, "POST", url, signed(service.secret, url, "POST"), body) is not None:
                 return True
     return False
 
 
 async def by_peer(service: Service, path: str, kind: type[T]) -> dict[str, T | None]:
     """Return the same by each peer's admin URL; None for those that do not answer."""
-    return {url: _decoded(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
+    return {url: _decoded_answer(url, raw, kind) for url, raw in (await _raw_by_peer(service, path)).items()}
 
 
 async def give_kv_blocks(request: web.Request) -> web.Response:
@@ -88,7 +88,7 @@ def findings(service: Service) -> list[StatusFinding]:
     return findings
 
 
-def _decoded(url: str, raw: bytes | None, kind: type[T]) -> T | None:
+def _decoded_answer(url: str, raw: bytes | None, kind: type[T]) -> T | None:
     try:
         return None if raw is None else msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -104,12 +104,12 @@ async def _raw_by_peer(service: Service, path: str, method: str = "GET") -> dict
     async with aiohttp.ClientSession(timeout=timeout) as http:
         wanted = [URL(url.rstrip("/") + path, encoded=True) for url in urls]
         answers = await asyncio.gather(
-            *(_ask(http, method, url, signed(service.secret, url, method)) for url in wanted)
+            *(_request_peer(http, method, url, signed(service.secret, url, method)) for url in wanted)
         )
     return dict(zip(urls, answers, strict=True))
 
 
-async def _ask(
+async def _request_peer(
     http: aiohttp.ClientSession, method: str, url: URL, headers: dict[str, str], body: bytes = b""
 ) -> bytes | None:
     try:

@@ -31,16 +31,16 @@ async def page(request: web.Request) -> web.Response:
 async def file(request: web.Request) -> web.Response:
     """GET /ui/{file}: a script, the style or the icon of the page."""
     name = request.match_info["file"]
-    if name not in _files():
+    if name not in _browser_files():
         raise rejected(f"the page has no file {quoted(name)}", code="not_found", status=404)
     return _file_answer(name)
 
 
 def _file_answer(name: str) -> web.Response:
     kind = _KINDS[name[name.rindex(".") :]]
-    return web.Response(body=_files()[name], content_type=kind, charset="utf-8", headers=_HEADERS)
+    return web.Response(body=_browser_files()[name], content_type=kind, charset="utf-8", headers=_HEADERS)
 
 
 @cache
-def _files() -> dict[str, bytes]:
+def _browser_files() -> dict[str, bytes]:
     return {entry.name: entry.read_bytes() for entry in BROWSER.iterdir() if entry.name.endswith(tuple(_KINDS))}

@@ -34,7 +34,7 @@ async def timeline(request: web.Request) -> web.Response:
     service = service_of(request)
     store = service.timeline_store
     start = seconds_of(request, "from") or 0.0
-    mine = _part(service, start)
+    mine = _timeseries_part(service, start)
     if of_this_process(request):
         return json_response(
             TimeseriesPart(mine.name, mine.since, {n: window.without_loads() for n, window in mine.windows.items()})
@@ -99,7 +99,7 @@ async def worker(request: web.Request) -> web.Response:
     return json_response(columns)
 
 
-def _part(service: Service, start: float) -> TimeseriesPart:
+def _timeseries_part(service: Service, start: float) -> TimeseriesPart:
     store = service.timeline_store
     since = int(start // store.timeline.width)
     windows = {number: window for number, window in store.timeline.windows.items() if number >= since}

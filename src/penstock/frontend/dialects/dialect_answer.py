@@ -90,7 +90,7 @@ class ChatReader:
             return
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self.counts = _counts(usage)
+            self.counts = _token_counts(usage)
         for choice in choices_in(chunk):
             if choice.get("index") not in (None, 0, "0"):
                 continue
@@ -116,7 +116,7 @@ class ChatReader:
             yield AnswerPiece("call", fragment.arguments, calls.take(fragment))
 
 
-def _counts(usage: JsonObject) -> TokenCounts:
+def _token_counts(usage: JsonObject) -> TokenCounts:
     details = usage.get("completion_tokens_details")
     thinking = details.get("reasoning_tokens") if isinstance(details, dict) else None
     return TokenCounts(
@@ -197,7 +197,7 @@ class DialectAnswer(ABC):
             EngineError: it is none.
         """
         for piece in list(self.reader.whole(body)):
-            self._take(piece)
+            self._add_to_item(piece)
         for item in self.items:
             self._identify(item)
         self._over = True
@@ -213,20 +213,20 @@ class DialectAnswer(ABC):
             if piece.kind == "quiet":
                 yield from self.quiet()
                 continue
-            self._take(piece)
-            yield from self._say(final=False)
+            self._add_to_item(piece)
+            yield from self._ready_events(final=False)
         if self._over or not (self.reader.done or self.reader.error):
             return
         self._over = True
         if self.reader.error is None:
-            yield from self._say(final=True)
+            yield from self._ready_events(final=True)
         self.settled()
         if self.reader.error is not None:
             yield from self.failed(self.reader.error)
             return
         yield from self.ending()
 
-    def _take(self, piece: AnswerPiece) -> None:
+    def _add_to_item(self, piece: AnswerPiece) -> None:
         """Put a piece into the item that it belongs to: its call's, the newest one, or a new one."""
         if piece.call is not None:
             item = next((item for item in reversed(self.items) if item.call is piece.call), None)
@@ -238,7 +238,7 @@ class DialectAnswer(ABC):
         if piece.text and not item.over:
             item.pieces.append(piece.text)
 
-    def _say(self, *, final: bool) -> Iterator[Event]:
+    def _ready_events(self, *, final: bool) -> Iterator[Event]:
         """Yield the events of what can be said: one item after the other, as their APIs have only one open at a time.
 
         Args:

@@ -39,7 +39,7 @@ class MessagesAnswer(DialectAnswer):
 
     def opening(self) -> Iterable[Event]:
         message = {**self._message([], TokenCounts(prompt=self._isl, output=0)), "stop_reason": None}
-        yield _event("message_start", message=message)
+        yield _message_event("message_start", message=message)
         yield from self.quiet()
 
     def opened(self, item: OutputItem) -> Iterable[Event]:
@@ -48,7 +48,7 @@ class MessagesAnswer(DialectAnswer):
             block = {"type": "tool_use", "id": item.id, "name": item.name, "input": {}}
         else:
             block = _passage(item, "")
-        yield _event("content_block_start", index=item.index, content_block=block)
+        yield _message_event("content_block_start", index=item.index, content_block=block)
 
     def grown(self, item: OutputItem, text: str) -> Iterable[Event]:
         kind, name = {
@@ -56,21 +56,21 @@ class MessagesAnswer(DialectAnswer):
             "text": ("text_delta", "text"),
             "call": ("input_json_delta", "partial_json"),
         }[item.kind]
-        yield _event("content_block_delta", index=item.index, delta={"type": kind, name: text})
+        yield _message_event("content_block_delta", index=item.index, delta={"type": kind, name: text})
 
     def closed(self, item: OutputItem) -> Iterable[Event]:
-        yield _event("content_block_stop", index=item.index)
+        yield _message_event("content_block_stop", index=item.index)
 
     def ending(self) -> Iterable[Event]:
         delta = {"stop_reason": self._reason(), "stop_sequence": self.reader.stop}
-        yield _event("message_delta", delta=delta, usage=_usage(self.counts))
-        yield _event("message_stop")
+        yield _message_event("message_delta", delta=delta, usage=_usage(self.counts))
+        yield _message_event("message_stop")
 
     def failed(self, failure: EngineFailure) -> Iterable[Event]:
-        yield _event("error", error=_error(failure, failure.status or 500))
+        yield _message_event("error", error=_error(failure, failure.status or 500))
 
     def quiet(self) -> Iterable[Event]:
-        yield _event("ping")
+        yield _message_event("ping")
 
     def body(self) -> JsonObject:
         return self._message([_block(item) for item in self.items], self.counts)
@@ -113,7 +113,7 @@ def _error(failure: EngineFailure, status: int) -> JsonObject:
     return {"type": kind, "message": message}
 
 
-def _event(kind: str, **fields: object) -> Event:
+def _message_event(kind: str, **fields: object) -> Event:
     return kind, {"type": kind, **fields}
 
 

@@ -138,7 +138,7 @@ def chat_of(fields: JsonObject, left_out: list[str], *, counted: bool = False) -
     for position, message in enumerate(objects_of(needed(fields, "messages", list), "messages")):
         turns.add(message, f"messages[{position}]")
     tools = [*objects_of(field_of(fields, "tools", list) or (), "tools"), *turns.tools]
-    functions = [each for at, tool in enumerate(tools) if (each := _tool(tool, at, left_out)) is not None]
+    functions = [each for at, tool in enumerate(tools) if (each := _tool_as_function(tool, at, left_out)) is not None]
     chat |= set_fields(
         model=needed(fields, "model", str),
         messages=_system(fields) + turns.messages,
@@ -324,7 +324,7 @@ def _text_parts(text: str) -> list[JsonObject]:
     return [{"type": "text", "text": text}]
 
 
-def _tool(tool: JsonObject, at: int, left_out: list[str]) -> JsonObject | None:
+def _tool_as_function(tool: JsonObject, at: int, left_out: list[str]) -> JsonObject | None:
     """Return a tool as a chat's function, or None for one that only the vendor's service runs."""
     where = f"tools[{at}]."
     kind = field_of(tool, "type", str, where) or "custom"

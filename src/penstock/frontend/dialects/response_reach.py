@@ -98,7 +98,7 @@ async def hand_over(service: Service) -> None:
         async with asyncio.timeout(HAND_OVER_TIMEOUT):
             for piece in pieces:
                 data = msgspec.msgpack.encode(piece)
-                path = f"{PEER_RESPONSES}?digest={_digest(data)}"
+                path = f"{PEER_RESPONSES}?digest={_body_digest(data)}"
                 taken += len(piece) if await to_one_peer(service, path, data) else 0
     except TimeoutError:
         log.warning("no frontend takes the stored responses in time")
@@ -112,14 +112,14 @@ async def take_responses(request: web.Request) -> web.Response:
         raise rejected("this process ends, too", code="draining", status=503)
     data = await read_body(request)
     # The signature of a peer covers the query, and by it the body.
-    if request.query.get("digest") != _digest(data):
+    if request.query.get("digest") != _body_digest(data):
         raise rejected("the body is not what was signed", "digest")
     for held in msgspec.msgpack.decode(data, type=list[HeldResponse]):
         service.responses.put(copied(held))
     return web.Response()
 
 
-def _digest(data: bytes) -> str:
+def _body_digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 

@@ -61,7 +61,7 @@ class ResponsesAnswer(DialectAnswer):
     def opened(self, item: OutputItem) -> Iterable[Event]:
         yield self._event("response.output_item.added", output_index=item.index, item=self._item_of(item, False))
         if item.kind != "call":
-            yield self._in(item, "response.content_part.added", part=_part(item, ""))
+            yield self._in(item, "response.content_part.added", part=_content_part(item, ""))
 
     def grown(self, item: OutputItem, text: str) -> Iterable[Event]:
         if item.kind == "call":
@@ -85,7 +85,7 @@ class ResponsesAnswer(DialectAnswer):
         else:
             yield self._in(item, "response.output_text.done", text=item.text, logprobs=[])
         if item.kind != "call":
-            yield self._in(item, "response.content_part.done", part=_part(item, item.text))
+            yield self._in(item, "response.content_part.done", part=_content_part(item, item.text))
         yield self._event("response.output_item.done", output_index=item.index, item=self._item_of(item, True))
 
     def ending(self) -> Iterable[Event]:
@@ -101,12 +101,12 @@ class ResponsesAnswer(DialectAnswer):
 
     def fail(self, failure: EngineFailure, status: int) -> None:
         """The answer never began."""
-        self.failure = _failure(failure, status)
+        self.failure = _failure_fields(failure, status)
         self._settle(self)
 
     def settled(self) -> None:
         if self.reader.error is not None:
-            self.failure = _failure(self.reader.error, self.reader.error.status or 500)
+            self.failure = _failure_fields(self.reader.error, self.reader.error.status or 500)
         self._settle(self)
 
     def body(self) -> JsonObject:
@@ -176,7 +176,7 @@ class ResponsesAnswer(DialectAnswer):
             if tool.kind == "custom":
                 return {**shared, "type": "custom_tool_call", **named, "input": custom_input(text)}
             return {**shared, "type": "function_call", **named, "arguments": mended(text) if whole else ""}
-        content = [_part(item, text)] if whole else []
+        content = [_content_part(item, text)] if whole else []
         if item.kind == "thinking":
             return {**shared, "type": "reasoning", "summary": [], "content": content}
         return {**shared, "type": "message", "role": "assistant", "content": content}
@@ -204,7 +204,7 @@ class ResponsesAnswer(DialectAnswer):
         return name, {"type": name, "sequence_number": self._events - 1, **fields}
 
 
-def _failure(failure: EngineFailure, status: int) -> JsonObject:
+def _failure_fields(failure: EngineFailure, status: int) -> JsonObject:
     code = failure.code if failure.code == CODE else _CODES.get(status, "server_error")
     return {"code": code, "message": failure.message}
 
@@ -237,7 +237,7 @@ def replayed(response: JsonObject, after: int) -> bytes:
     return encoded(event for event in events if event[1]["sequence_number"] > after)
 
 
-def _part(item: OutputItem, text: str) -> JsonObject:
+def _content_part(item: OutputItem, text: str) -> JsonObject:
     if item.kind == "thinking":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -73,7 +73,7 @@ def chat_of(fields: JsonObject, history: list[JsonObject], tools: ResponseTools,
     if fields.get("max_output_tokens") is not None:
         chat["max_tokens"] = field_of(fields, "max_output_tokens", int)
     text = field_of(fields, "text", dict) or {}
-    chat |= tools.chat_fields(fields) | _format(text)
+    chat |= tools.chat_fields(fields) | _response_format(text)
     chat |= set_fields(metadata=field_of(fields, "metadata", dict), verbosity=field_of(text, "verbosity", str, "text."))
     effort = field_of(field_of(fields, "reasoning", dict) or {}, "effort", str, "reasoning.")
     if effort is not None:
@@ -126,7 +126,7 @@ def chat_messages(items: Iterable[JsonObject], tools: ResponseTools, left_out: l
             role = "user" if kind == "agent_message" else needed(item, "role", str, where)
             if role not in _ROLES:
                 raise rejected(f"{where}role must be user, assistant, system or developer", f"{where}role")
-            content = _content(item, where, left_out)
+            content = _item_content(item, where, left_out)
             if role == "assistant":
                 speak(messages, {"content": content})
             else:
@@ -168,11 +168,11 @@ def _output_of(item: JsonObject, kind: str, where: str, left_out: list[str]) -> 
     if isinstance(output, str):
         return output
     if isinstance(output, list) and kind.removesuffix("_output") in _NAMED_CALLS:
-        return _content(item, where, left_out, "output")
+        return _item_content(item, where, left_out, "output")
     return msgspec.json.encode(output or item.get("status")).decode()
 
 
-def _content(item: JsonObject, where: str, left_out: list[str], name: str = "content") -> str | list[JsonObject]:
+def _item_content(item: JsonObject, where: str, left_out: list[str], name: str = "content") -> str | list[JsonObject]:
     """Return a message's content: text where all of it is text, else parts."""
     content = item.get(name)
     if isinstance(content, str):
@@ -205,7 +205,7 @@ def _content(item: JsonObject, where: str, left_out: list[str], name: str = "con
     return parts
 
 
-def _format(text: JsonObject) -> JsonObject:
+def _response_format(text: JsonObject) -> JsonObject:
     format = field_of(text, "format", dict, "text.")
     kind = None if format is None else needed(format, "type", str, "text.format.")
     if format is None or kind == "text":

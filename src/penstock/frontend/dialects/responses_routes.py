@@ -52,7 +52,7 @@ async def create(service: Service, caller: HttpExchange) -> None:
     timing = TokenTiming()
     fields = await body_fields(service, caller, _LABEL)
     id = new_id("resp")
-    owner = _owner(service, caller.name)
+    owner = _response_owner(service, caller.name)
     left_out: list[str] = []
     with counted(service, _LABEL):
         session = framework_hints(caller.headers, fields).session or id
@@ -87,7 +87,7 @@ async def create(service: Service, caller: HttpExchange) -> None:
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{id}: a response, or its stream's events, which wait until it has been made."""
-    stored = await _stored(request)
+    stored = await _stored_response(request)
     if request.query.get("stream", "false") == "false":
         return web.Response(body=stored.body, content_type="application/json")
     after = request.query.get("starting_after", "-1")
@@ -98,7 +98,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     beat = time.monotonic()
     while (response := msgspec.json.decode(stored.body))["status"] == "in_progress":
         await asyncio.sleep(POLL)  # another process may be making it, of which only questions can be asked
-        stored = await _stored(request)
+        stored = await _stored_response(request)
         if time.monotonic() - beat > BEAT:
             beat = time.monotonic()
             await stream.write(b": waiting\n\n")
@@ -108,7 +108,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
 
 async def input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{id}/input_items: what a response answers, the newest first or by ``order``."""
-    stored = await _stored(request)
+    stored = await _stored_response(request)
     items = msgspec.json.decode(stored.items or b"[]")
     items = items[: len(items) - len(msgspec.json.decode(stored.body)["output"])]
     if request.query.get("order", "desc") == "desc":
@@ -121,7 +121,7 @@ async def input_items(request: web.Request) -> web.Response:
 async def count_tokens(service: Service, caller: HttpExchange) -> None:
     """POST /v1/responses/input_tokens"""
     fields = await body_fields(service, caller, _LABEL)
-    before = await _before(service, _owner(service, caller.name), fields, Conversation("", []))
+    before = await _before(service, _response_owner(service, caller.name), fields, Conversation("", []))
     chat = with_one_system(service, chat_of(fields, before.items, ResponseTools(fields, []), []))
     count = {"object": "response.input_tokens", "input_tokens": await prompt_tokens(service, caller, chat)}
     await caller.send(200, msgspec.json.encode(count), {"content-type": "application/json"})
@@ -130,14 +130,14 @@ async def count_tokens(service: Service, caller: HttpExchange) -> None:
 async def delete(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{id}: forget a response; one that is being made in the background ends."""
     service, id = service_of(request), request.match_info["id"]
-    if not await forget_response(service, id, _owner(service, request[CALLER])):
+    if not await forget_response(service, id, _response_owner(service, request[CALLER])):
         raise _unknown(id)
     return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel(request: web.Request) -> web.Response:
     """POST /v1/responses/{id}/cancel: end a background response; one that has ended stays as it is."""
-    stored = await _stored(request)
+    stored = await _stored_response(request)
     if not msgspec.json.decode(stored.body)["background"]:
         raise rejected("only a background response can be cancelled; close the connection of another", "id")
     return web.Response(body=await end_response(service_of(request), stored), content_type="application/json")
@@ -194,14 +194,14 @@ async def _before(service: Service, owner: str, fields: JsonObject, new: Convers
     return Conversation(stored.session, msgspec.json.decode(stored.items or b"[]"))
 
 
-async def _stored(request: web.Request) -> StoredResponse:
+async def _stored_response(request: web.Request) -> StoredResponse:
     """Return the response that a path names.
 
     Raises:
         ClientError: 404.
     """
     service, id = service_of(request), request.match_info["id"]
-    stored = await find_response(service, id, _owner(service, request[CALLER]))
+    stored = await find_response(service, id, _response_owner(service, request[CALLER]))
     if stored is None:
         raise _unknown(id)
     return stored
@@ -211,6 +211,6 @@ def _unknown(id: str) -> ClientError:
     return rejected(f"response {quoted(id)} is not held by any frontend", "id", code="not_found", status=404)
 
 
-def _owner(service: Service, caller: str) -> str:
+def _response_owner(service: Service, caller: str) -> str:
     """Return whose a response is: the key's, as whoever knows an id must not read another key's conversation."""
     return caller if service.gate.keys.needed else ""

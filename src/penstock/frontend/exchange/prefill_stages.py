@@ -101,7 +101,7 @@ class EncodeStage:
         except* EngineError as errors:
             if not self.gave_up:
                 ticket.failed(
-                    f"worker {dispatch.target}: {_first(errors).message}",
+                    f"worker {dispatch.target}: {_first_engine_error(errors).message}",
                     retryable=True,  # whatever it was, the worker that prefills can do this itself
                     worker_at_fault=self._kind == "fault",
                     status=self._status,
@@ -156,7 +156,7 @@ def encode_bodies(job: UpstreamRequest, dispatch: Dispatch, adapter: str | None)
     ]
 
 
-def _first(errors: BaseExceptionGroup[EngineError]) -> EngineError:
+def _first_engine_error(errors: BaseExceptionGroup[EngineError]) -> EngineError:
     found: BaseException = errors
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -427,7 +427,7 @@ class _PrefillStage:
             body = await call.read()
             if call.status >= 400:
                 return self._refused(body)
-            self._made.fields = self._handover.decode_params(_object(body))
+            self._made.fields = self._handover.decode_params(_decoded_json_object(body))
             # Its lease began before we read of it, and long before if its engine stood still after that.
             self._made.until = self._began + lease_of(dispatch.card)
             kv_retained = self._made.fields is not None
@@ -508,7 +508,7 @@ def handover_of(handoff: Handoff, engine: str) -> KvTransferProtocol:
     return protocol
 
 
-def _object(body: bytes) -> JsonObject:
+def _decoded_json_object(body: bytes) -> JsonObject:
     try:
         value = msgspec.json.decode(body)
     except msgspec.DecodeError as error:

@@ -124,7 +124,7 @@ def engine_body(
     """
     parsed = job.parsed
     if parsed is None:
-        allowed = _allowed(job, dispatch.card)
+        allowed = _allowed_engine_fields(job, dispatch.card)
         return msgspec.json.encode(msgspec.json.decode(job.body) | allowed) if allowed else job.body
     added = added_fields(job, parsed, dialect, dispatch, adapter, token_ids=token_ids, handed=handed, parses=parses)
     for name in without:
@@ -210,7 +210,7 @@ def ignored_hints(job: UpstreamRequest, dispatch: Dispatch | None) -> tuple[str,
         return ()
     ignored = hints.ignored
     if hints.withheld:
-        allowed = {} if dispatch is None else _allowed(job, dispatch.card)
+        allowed = {} if dispatch is None else _allowed_engine_fields(job, dispatch.card)
         ignored = (*(name for name in hints.withheld if name not in allowed), *ignored)
     if hints.warms and (not has_next_turn(job) if dispatch is None else warming_card(job, dispatch) is None):
         ignored = (SPECULATIVE_PREFILL, *ignored)
@@ -243,7 +243,7 @@ def warming_card(job: UpstreamRequest, dispatch: Dispatch) -> WorkerCard | None:
     return None if handoff.protocol == "bootstrap" else handoff.source
 
 
-def _allowed(job: UpstreamRequest, card: WorkerCard) -> JsonObject:
+def _allowed_engine_fields(job: UpstreamRequest, card: WorkerCard) -> JsonObject:
     """Return the client's own fields that steer an engine, as far as its pool allows them."""
     return {} if job.hints is None or not job.hints.steering else allowed_of(job.hints.steering, card.labels)
 
@@ -251,7 +251,7 @@ def _allowed(job: UpstreamRequest, card: WorkerCard) -> JsonObject:
 def _add_tier_hints(added: JsonObject, job: UpstreamRequest, card: WorkerCard, after: float | None) -> None:
     """Put the hints for KV tiers beside a hand-off's parameters; what the client itself may write there wins."""
     hints = job.hints
-    own = tier_hints_in(_allowed(job, card))
+    own = tier_hints_in(_allowed_engine_fields(job, card))
     wanted: JsonObject = {}
     if hints is not None and pins(card):
         wanted = {name: value for name, value in (("pin", hints.pin), ("priority", hints.keep)) if value}

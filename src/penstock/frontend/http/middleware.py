@@ -46,7 +46,7 @@ async def outermost(request: web.Request, handler: Handler) -> web.StreamRespons
     started = time.monotonic()
     status = CLIENT_GONE
     try:
-        response = await _answered(request, handler)
+        response = await _answer_or_refuse(request, handler)
         status = response.status
         return response
     finally:
@@ -66,7 +66,7 @@ def _doubtful(request: web.Request) -> ErrorResponse | None:
     return None
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer_or_refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
     def refusal(error: ErrorResponse, headers: dict[str, str] | None = None) -> web.Response:
         return response_of(gate_of(request).shaped(error, request.path, request[REQUEST_ID]), headers)
 

@@ -78,7 +78,7 @@ class RequestGate:
         self.idle.set()
         self._new_id = new_id
         self._routes = routes
-        self._templates = [(_pattern(route), route) for route in sorted(routes) if "{" in route]
+        self._templates = [(_route_pattern(route), route) for route in sorted(routes) if "{" in route]
 
     def use(self, settings: FrontendSettings) -> None:
         """Use other settings from now on."""
@@ -143,7 +143,7 @@ class RequestGate:
         return self._new_id()
 
 
-def _pattern(route: str) -> re.Pattern[str]:
+def _route_pattern(route: str) -> re.Pattern[str]:
     return re.compile("[^{}/]+".join(re.escape(part) for part in re.split(r"\{\w+\}", route)))
 
 
@@ -155,7 +155,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
             caller.name = identified(gate, caller.headers, caller.remote)
         else:
             caller.name = await identify(gate, caller.headers, caller.remote)
-        refusal = _admit(gate, caller)
+        refusal = _admit_request(gate, caller)
         if refusal is not None:
             return await send_error(caller, gate.shaped(refusal, caller.path, caller.id), close=True)
         gate.enter()
@@ -187,7 +187,7 @@ async def serve(gate: RequestGate, caller: HttpExchange, handler: Handler) -> No
         log_line(caller.method, caller.path, caller.id, status, started, caller.name, caller.fields)
 
 
-def _admit(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
+def _admit_request(gate: RequestGate, caller: HttpExchange) -> ErrorResponse | None:
     """Check whether there is room; return the answer of a process that is ending.
 
     Raises:

@@ -94,7 +94,7 @@ def read_inline(part: MediaPart, bytes_max: int) -> MediaContent:
     """
     if part.url is None:
         assert part.data is not None
-        return checked(_decoded(part.data, part.param, bytes_max), part.modality, part.param)
+        return checked(_decoded_base64(part.data, part.param, bytes_max), part.modality, part.param)
     head, comma, body = part.url[5:].partition(",")
     words = [word.strip().lower() for word in head.split(";")]
     if not comma or words[-1] != "base64":
@@ -103,7 +103,7 @@ def read_inline(part: MediaPart, bytes_max: int) -> MediaContent:
         )
     if part.modality == "video" and words[0] == FRAMES:
         return _frames(body, part.param, bytes_max)
-    return checked(_decoded(body, part.param, bytes_max), part.modality, part.param)
+    return checked(_decoded_base64(body, part.param, bytes_max), part.modality, part.param)
 
 
 def checked(data: bytes, modality: Modality, param: str) -> MediaContent:
@@ -151,7 +151,7 @@ def _frames(body: str, param: str, bytes_max: int) -> MediaContent:
     first: MediaFormat | None = None
     for number, text in enumerate(texts):
         where = f"{param} frame {number}"
-        frames.append(_decoded(text, where, left))
+        frames.append(_decoded_base64(text, where, left))
         left -= len(frames[-1])
         found = recognise(frames[-1])
         if found is None or found.mime != "image/jpeg":
@@ -163,7 +163,7 @@ def _frames(body: str, param: str, bytes_max: int) -> MediaContent:
     return MediaContent(content_id("video", *frames), format, bytes_max - left, len(frames))
 
 
-def _decoded(text: str, param: str, bytes_max: int) -> bytes:
+def _decoded_base64(text: str, param: str, bytes_max: int) -> bytes:
     if len(text) // 4 * 3 > bytes_max + 2:
         raise too_large(param, f"about {len(text) // 4 * 3}", bytes_max)
     try:

@@ -77,7 +77,7 @@ class MediaFetcher:
         try:
             if len(url) > URL_MAX:
                 raise ClientError(f"{param} has a URL of more than {URL_MAX} characters", param=param)
-            check_host(_parsed(url, param).host, self.settings, param)
+            check_host(_parsed_media_url(url, param).host, self.settings, param)
             known = self._urls.get(key)
             if known is not None and time.monotonic() < known.fresh_until:
                 kept = self._contents.get(known.key)
@@ -128,7 +128,7 @@ class MediaFetcher:
 
     async def _follow(self, key: tuple[Modality, str], param: str) -> FetchedMedia:
         modality, text = key
-        url = _parsed(text, param)
+        url = _parsed_media_url(text, param)
         known = self._urls.get(key)
         kept = None if known is None else self._contents.get(known.key)
         headers = {"accept": f"{modality}/*", "accept-encoding": "identity"}
@@ -143,7 +143,7 @@ class MediaFetcher:
                     self.hits += 1
                     return kept
                 if response.status in (301, 302, 303, 307, 308) and "location" in response.headers:
-                    url = _parsed(str(url.join(URL(response.headers["location"]))), param)
+                    url = _parsed_media_url(str(url.join(URL(response.headers["location"]))), param)
                     continue
                 if response.status != 200:
                     raise _unfetched(param, f"its server answered {response.status}")
@@ -217,7 +217,7 @@ def _fresh_until(headers: "aiohttp.typedefs.LooseHeaders") -> float:
     return time.monotonic() + min(FRESH_MAX, float(age[1]))
 
 
-def _parsed(url: str, param: str) -> URL:
+def _parsed_media_url(url: str, param: str) -> URL:
     try:
         parsed = URL(url)
     except ValueError:

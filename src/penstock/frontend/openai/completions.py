@@ -175,7 +175,7 @@ async def carry(
         caller.filters.insert(0, audited)
     admission = None
     if tenant is not None:
-        admission = _admit(service, caller.name, tenant, resolved, job, hints, prompt)
+        admission = _admit_tenant_request(service, caller.name, tenant, resolved, job, hints, prompt)
         hints = replace(hints, preferences=admission.preferences)
     span = NO_SPAN
     if service.tracer.enabled:
@@ -270,7 +270,7 @@ def media_items(ids: tuple[str | None, ...], service: Service, model: str) -> tu
     return tuple(MediaItem(id, 0 if image is None else image.length) for id, image in zip(ids, found, strict=True))
 
 
-def _admit(
+def _admit_tenant_request(
     service: Service,
     caller: str | None,
     tenant: str,

@@ -73,17 +73,17 @@ def json_response(data: Any, status: int = 200) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models"""
     service = service_of(request)
-    models = [_entry(service, name) for name in sorted(_shown(request, service))]
-    return json_response(ModelList(data=models + await _adapters(request, service)))
+    models = [_model_entry(service, name) for name in sorted(_usable_models(request, service))]
+    return json_response(ModelList(data=models + await _adapter_entries(request, service)))
 
 
 async def one_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id} and /v1/models/{id}/ready; an id may have slashes."""
     service = service_of(request)
     name = request.match_info["model"]
-    known = _shown(request, service)
+    known = _usable_models(request, service)
     if name in known:
-        return json_response(_entry(service, name))
+        return json_response(_model_entry(service, name))
     loads = service.cluster.adapters
     adapter = None if loads is None else loads.registry.find(name)
     if adapter is not None and service.may_use(request[CALLER], name):
@@ -98,7 +98,7 @@ async def one_model(request: web.Request) -> web.Response:
     )
 
 
-def _shown(request: web.Request, service: Service) -> set[str]:
+def _usable_models(request: web.Request, service: Service) -> set[str]:
     """Return the names of the models that the caller may use."""
     return {name for name in service.catalog.models() if service.may_use(request[CALLER], name)}
 
@@ -126,7 +126,7 @@ def health_of(service: Service) -> Health:
     return Health("ok" if all(ready.values()) else "degraded", ready, service.notes())
 
 
-def _entry(service: Service, name: str) -> ModelEntry:
+def _model_entry(service: Service, name: str) -> ModelEntry:
     catalog = service.catalog
     card = catalog.models().get(name)
     root = catalog.names.main(name)
@@ -164,7 +164,7 @@ def _capabilities(service: Service, model: str) -> list[Capability]:
     return [name for name, has in known.items() if has]
 
 
-async def _adapters(request: web.Request, service: Service) -> list[ModelEntry]:
+async def _adapter_entries(request: web.Request, service: Service) -> list[ModelEntry]:
     """Return the LoRA adapters that the caller may use and no worker listed as it came."""
     loads = service.cluster.adapters
     if loads is None:

@@ -36,7 +36,7 @@ async def tokenize(service: Service, caller: HttpExchange) -> None:
     """POST /tokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    resolved = _allowed(service, caller, raw, fields)
+    resolved = _allowed_model(service, caller, raw, fields)
     if resolved.preset is not None and "messages" in fields:
         raw, fields = _as_chat(raw, fields, resolved)
     tokenizer = resolved.tokenizer
@@ -46,20 +46,20 @@ async def tokenize(service: Service, caller: HttpExchange) -> None:
         answer = await service.prompts.in_thread(_tokenized, fields, tokenizer, resolved.max_model_len)
     except TemplateFailed:
         return await proxied(service, caller, raw)  # the engine says whether it takes this chat
-    await _send(caller, answer)
+    await _send_token_answer(caller, answer)
 
 
 async def detokenize(service: Service, caller: HttpExchange) -> None:
     """POST /detokenize"""
     raw = await caller.body()
     fields = decode_object(raw)
-    tokenizer = _allowed(service, caller, raw, fields).tokenizer
+    tokenizer = _allowed_model(service, caller, raw, fields).tokenizer
     if tokenizer is None:
         return await proxied(service, caller, raw)
     tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens):
         raise rejected("tokens must be a list of token ids", "tokens")
-    await _send(caller, Detokenized(await service.prompts.in_thread(tokenizer.literal, tokens)))
+    await _send_token_answer(caller, Detokenized(await service.prompts.in_thread(tokenizer.literal, tokens)))
 
 
 HANDLERS = {
@@ -69,7 +69,7 @@ HANDLERS = {
 """Handlers that answer by path, each with a service before the exchange."""
 
 
-def _allowed(service: Service, caller: HttpExchange, raw: bytes, fields: JsonObject) -> ResolvedModel:
+def _allowed_model(service: Service, caller: HttpExchange, raw: bytes, fields: JsonObject) -> ResolvedModel:
     """Return the model of a request.
 
     Raises:
@@ -82,11 +82,11 @@ def _allowed(service: Service, caller: HttpExchange, raw: bytes, fields: JsonObj
 
 def _as_chat(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> tuple[bytes, JsonObject]:
     """Return a chat with the model's system prompt, which its engine would get."""
-    served = as_served(_parsed(raw, fields, resolved), resolved.model, resolved.preset)
+    served = as_served(_parsed_chat(raw, fields, resolved), resolved.model, resolved.preset)
     return served.raw, served.fields
 
 
-def _parsed(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> Parsed:
+def _parsed_chat(raw: bytes, fields: JsonObject, resolved: ResolvedModel) -> Parsed:
     if "model" not in fields:
         fields = {**fields, "model": resolved.model}
         raw = msgspec.json.encode(fields)
@@ -103,7 +103,7 @@ def _renderable(fields: JsonObject, raw: bytes, tokenizer: PromptTokenizer, reso
         if not isinstance(fields.get("prompt"), str):
             raise rejected("give prompt (a text) or messages", "prompt", code="missing_field")
         return True
-    parsed = _parsed(raw, fields, resolved)
+    parsed = _parsed_chat(raw, fields, resolved)
     template = tokenizer.template
     usable = template is not None and not template.given_up
     return usable and ENGINES_OWN.isdisjoint(fields) and not media_of(parsed.fields)
@@ -128,5 +128,5 @@ def _tokenized(fields: JsonObject, tokenizer: PromptTokenizer, max_model_len: in
     return Tokenized(len(tokens), max_model_len, tokens, pieces)
 
 
-async def _send(caller: HttpExchange, answer: Tokenized | Detokenized) -> None:
+async def _send_token_answer(caller: HttpExchange, answer: Tokenized | Detokenized) -> None:
     await caller.send(200, msgspec.json.encode(answer), {"content-type": "application/json"})

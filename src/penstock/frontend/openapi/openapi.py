@@ -84,7 +84,7 @@ def openapi(frontend: FrontendSettings) -> JsonObject:
             **_proxied(frontend.proxied_routes),
             **_jobs(),
             **{path: what for description in _of_extensions() for path, what in description.paths.items()},
-            **_models(),
+            **_model_paths(),
             **_health(),
             **_pages(),
             **admin_paths,
@@ -161,7 +161,7 @@ def _completions() -> JsonObject:
             {**json_of(answer), "text/event-stream": {"schema": _TEXT}},
             answer="The engine's answer: whole, or with stream as server-sent events that end in [DONE].",
             security=FOR_CLIENTS,
-            parameters=_hints(),
+            parameters=_hint_parameters(),
             body=json_of(body),
             problems=OF_CLIENTS,
             more={"4XX": {"description": "What the engine refuses, in its own words.", "content": json_of("Open")}},
@@ -194,7 +194,7 @@ def _translated() -> JsonObject:
             "translated",
             {**json_of("Open"), "text/event-stream": {"schema": _TEXT}},
             security=FOR_CLIENTS,
-            parameters=[*path_parameters(path), *(_hints() if has_body else ())],
+            parameters=[*path_parameters(path), *(_hint_parameters() if has_body else ())],
             body=json_of("Open") if has_body else None,
             more={
                 "4XX": {"description": "What is refused, in the shape of its API.", "content": json_of("Open")},
@@ -215,7 +215,7 @@ def _proxied(routes: Sequence[str]) -> JsonObject:
                 {"*/*": {}},
                 answer="The engine's answer.",
                 security=FOR_CLIENTS,
-                parameters=_hints(but="x-penstock-timeout"),
+                parameters=_hint_parameters(but="x-penstock-timeout"),
                 body={**json_of("ProxiedRequest"), **FORM},
                 problems=OF_CLIENTS,
                 more=_REFUSED,
@@ -255,7 +255,7 @@ def _jobs() -> JsonObject:
     return paths
 
 
-def _models() -> JsonObject:
+def _model_paths() -> JsonObject:
     paths: JsonObject = {}
     not_ready = {"503": {"description": "No worker is ready.", "content": json_of("ModelReady")}}
     for path, name, summary, answer, more in (
@@ -384,7 +384,7 @@ def json_of(name: str) -> JsonObject:
     return {"application/json": {"schema": {"$ref": REFERENCE.format(name=name)}}}
 
 
-def _hints(but: str = "") -> list[JsonObject]:
+def _hint_parameters(but: str = "") -> list[JsonObject]:
     return [_parameter("header", header, schema) for header, schema in HEADERS.items() if header != but]
 
 

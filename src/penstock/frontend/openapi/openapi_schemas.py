@@ -16,7 +16,7 @@ _PRIORITY: JsonObject = {"type": "integer", "minimum": -(2**31), "maximum": 2**3
 _WHOLE32: JsonObject = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 
 
-def _open(properties: JsonObject, required: tuple[str, ...] = (), text: str | None = None) -> JsonObject:
+def _open_object(properties: JsonObject, required: tuple[str, ...] = (), text: str | None = None) -> JsonObject:
     schema: JsonObject = {"type": "object", "properties": properties}
     if required:
         schema["required"] = [*required]
@@ -57,12 +57,12 @@ HEADERS: dict[str, JsonObject] = {
 }
 """Routing hints as request headers; other projects' spellings of the same are accepted as well."""
 
-_NVEXT: JsonObject = _open(
+_NVEXT: JsonObject = _open_object(
     {
-        "agent_hints": _open({"priority": _PRIORITY, "strict_priority": _WHOLE32, "osl": _WHOLE32}),
-        "agent_context": _open({"session_id": _WORD, "program_id": _WORD, "context_type": _WORD}),
-        "session_control": _open({"session_id": _WORD}),
-        "cache_control": _open(
+        "agent_hints": _open_object({"priority": _PRIORITY, "strict_priority": _WHOLE32, "osl": _WHOLE32}),
+        "agent_context": _open_object({"session_id": _WORD, "program_id": _WORD, "context_type": _WORD}),
+        "session_control": _open_object({"session_id": _WORD}),
+        "cache_control": _open_object(
             {
                 "type": {"const": "ephemeral"},
                 "ttl": {
@@ -88,25 +88,27 @@ _NVEXT: JsonObject = _open(
 _COMMON: JsonObject = {
     "model": _hint({"type": "string", "minLength": 1}, "One of GET /v1/models."),
     "stream": _TRUTH,
-    "stream_options": _open({"include_usage": _TRUTH}),
+    "stream_options": _open_object({"include_usage": _TRUTH}),
     "max_tokens": _COUNT,
     "n": _COUNT,
     "cache_salt": _WORD,
     "nvext": _NVEXT,
 }
 _PART: JsonObject = {"anyOf": [{"type": "object"}, _TEXT]}
-_MESSAGE: JsonObject = _open({"role": _TEXT, "content": {"anyOf": [_TEXT, _list(_PART), {"type": "null"}]}}, ("role",))
-_USAGE: JsonObject = _open(
+_MESSAGE: JsonObject = _open_object(
+    {"role": _TEXT, "content": {"anyOf": [_TEXT, _list(_PART), {"type": "null"}]}}, ("role",)
+)
+_USAGE: JsonObject = _open_object(
     {
         "prompt_tokens": _COUNT,
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
-        "prompt_tokens_details": _maybe(_open({"cached_tokens": _maybe(_COUNT)})),
+        "prompt_tokens_details": _maybe(_open_object({"cached_tokens": _maybe(_COUNT)})),
     }
 )
 SCHEMAS: JsonObject = {
     "Open": {"type": "object"},
-    "ChatRequest": _open(
+    "ChatRequest": _open_object(
         {
             **_COMMON,
             "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
@@ -117,7 +119,7 @@ SCHEMAS: JsonObject = {
         ("model", "messages"),
         f"Nested at most {DEPTH_MAX} levels.",
     ),
-    "CompletionRequest": _open(
+    "CompletionRequest": _open_object(
         {
             **_COMMON,
             "prompt": {
@@ -131,20 +133,22 @@ SCHEMAS: JsonObject = {
         },
         ("model", "prompt"),
     ),
-    "ProxiedRequest": _open({"model": {"type": "string", "minLength": 1}, "stream": _TRUTH}),
-    "ChatCompletion": _open(
+    "ProxiedRequest": _open_object({"model": {"type": "string", "minLength": 1}, "stream": _TRUTH}),
+    "ChatCompletion": _open_object(
         {
             "id": _TEXT,
-            "choices": _list(_open({"index": _COUNT, "message": {"type": "object"}, "finish_reason": _maybe(_TEXT)})),
+            "choices": _list(
+                _open_object({"index": _COUNT, "message": {"type": "object"}, "finish_reason": _maybe(_TEXT)})
+            ),
             "usage": _maybe(_USAGE),
             "nvext": {"type": "object"},
         },
         ("choices",),
     ),
-    "Completion": _open(
+    "Completion": _open_object(
         {
             "id": _TEXT,
-            "choices": _list(_open({"index": _COUNT, "text": _TEXT, "finish_reason": _maybe(_TEXT)})),
+            "choices": _list(_open_object({"index": _COUNT, "text": _TEXT, "finish_reason": _maybe(_TEXT)})),
             "usage": _maybe(_USAGE),
             "nvext": {"type": "object"},
         },

@@ -39,7 +39,7 @@ def choices_in(chunk: Mapping[str, Any]) -> list[JsonObject]:
     Raises:
         EngineError: one of them can't be read.
     """
-    return [_known(choice, dict, "a choice") for choice in _known(chunk.get("choices") or [], list, "choices")]
+    return [_of_type(choice, dict, "a choice") for choice in _of_type(chunk.get("choices") or [], list, "choices")]
 
 
 def speech_in(given: object) -> ChatSpeech:
@@ -48,12 +48,12 @@ def speech_in(given: object) -> ChatSpeech:
     Raises:
         EngineError: something of it can't be read, and would be lost.
     """
-    message: Mapping[str, Any] = _known(given, dict, "a message")
-    thinking, text = _content(message.get("content"))
+    message: Mapping[str, Any] = _of_type(given, dict, "a message")
+    thinking, text = _thinking_and_text(message.get("content"))
     reasoning = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
-    thinking = "".join(_content(reasoning)) + thinking
+    thinking = "".join(_thinking_and_text(reasoning)) + thinking
     if not text:
-        text = "".join(_content(message.get("refusal")))
+        text = "".join(_thinking_and_text(message.get("refusal")))
     calls = message.get("tool_calls") or message.get("function_call") or ()
     several = isinstance(calls, list) and len(calls) > 1
     return ChatSpeech(
@@ -61,51 +61,53 @@ def speech_in(given: object) -> ChatSpeech:
         text,
         tuple(
             _fragment(call, place if several else None)
-            for place, call in enumerate([calls] if isinstance(calls, dict) else _known(calls, (list, tuple), "calls"))
+            for place, call in enumerate(
+                [calls] if isinstance(calls, dict) else _of_type(calls, (list, tuple), "calls")
+            )
         ),
     )
 
 
-def _content(content: object) -> tuple[str, str]:
+def _thinking_and_text(content: object) -> tuple[str, str]:
     """Return the thinking and the text of content: a text, or parts of both, as Mistral's reasoning models write."""
     if content is None or isinstance(content, str):
         return "", content or ""
-    pieces = list(_parts(content, thinks=False))
+    pieces = list(_content_pieces(content, thinks=False))
     return "".join(text for thinks, text in pieces if thinks), "".join(text for thinks, text in pieces if not thinks)
 
 
-def _parts(content: object, *, thinks: bool) -> Iterator[tuple[bool, str]]:
+def _content_pieces(content: object, *, thinks: bool) -> Iterator[tuple[bool, str]]:
     for part in content if isinstance(content, list) else (content,):
         if isinstance(part, str):
             yield thinks, part
             continue
-        fields = _known(part, dict, "content")
+        fields = _of_type(part, dict, "content")
         kind = fields.get("type", "text")
         given = next((fields[name] for name in _WORDS if fields.get(name)), "")
         if kind in ("thinking", "reasoning"):
-            yield from _parts(given, thinks=True)
+            yield from _content_pieces(given, thinks=True)
         elif kind in _TEXTS:
-            yield thinks, _known(given, str, "content")
+            yield thinks, _of_type(given, str, "content")
         else:
             raise EngineError(f"the engine's answer has content of type {kind!r}, which can't be read")
 
 
 def _fragment(call: object, place: int | None) -> CallFragment:
-    fields: Mapping[str, Any] = _known(call, dict, "tool calls")
-    function = _known(fields.get("function") or fields, dict, "tool calls")
+    fields: Mapping[str, Any] = _of_type(call, dict, "tool calls")
+    function = _of_type(fields.get("function") or fields, dict, "tool calls")
     arguments = function.get("arguments")
     index, id = fields.get("index"), fields.get("id")
     if isinstance(index, str) and index.isdecimal():
         index = int(index[:9])
     return CallFragment(
-        place if index is None else _known(index, int, "tool calls"),
-        "" if id is None else str(_known(id, (str, int), "tool calls")),
-        _known(function.get("name") or "", str, "tool calls"),
-        arguments_text(arguments) if isinstance(arguments, dict) else _known(arguments or "", str, "tool calls"),
+        place if index is None else _of_type(index, int, "tool calls"),
+        "" if id is None else str(_of_type(id, (str, int), "tool calls")),
+        _of_type(function.get("name") or "", str, "tool calls"),
+        arguments_text(arguments) if isinstance(arguments, dict) else _of_type(arguments or "", str, "tool calls"),
     )
 
 
-def _known(value: Any, kind: Any, where: str) -> Any:
+def _of_type(value: Any, kind: Any, where: str) -> Any:
     """Return a value that is of a known type.
 
     Raises:

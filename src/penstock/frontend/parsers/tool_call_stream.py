@@ -97,7 +97,7 @@ class ToolCallStream:
             place = earliest(self._text, self._markers)
         if place is None:
             cut = len(self._text) - (0 if final else begun(self._text, self._markers))
-            self._say(out, self._text[:cut])
+            self._emit_text(out, self._text[:cut])
             self._text = self._text[cut:]
             return False
         at, marker = place
@@ -105,11 +105,11 @@ class ToolCallStream:
             longer.startswith(self._text[at:]) for longer in self._markers if len(longer) > len(marker)
         ):
             return False
-        self._say(out, self._text[:at])
+        self._emit_text(out, self._text[:at])
         self._text = self._text[at:]
         if marker in self._format.wrappers:
             if marker == ";" and not self._beside:  # a mere semicolon in a sentence
-                self._say(out, marker)
+                self._emit_text(out, marker)
             elif not (self.calls and self._beside and not self._padding.strip()):  # which ends the call before it
                 self._padding += marker
                 self._beside = True
@@ -140,11 +140,11 @@ class ToolCallStream:
                 self._markers, self._bare = (), False
             # Not the whole of it: behind this marker another call may begin.
             cut = read.end or 1
-            self._say(out, self._text[:cut])
+            self._emit_text(out, self._text[:cut])
             self._text = self._text[cut:]
         return True
 
-    def _say(self, out: list[ParsedDelta], text: str) -> None:
+    def _emit_text(self, out: list[ParsedDelta], text: str) -> None:
         if text:
             out.append(ContentDelta(self._padding + text))
             self._padding, self._beside = "", False

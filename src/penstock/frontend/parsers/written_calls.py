@@ -198,12 +198,12 @@ def _typed_value(text: str, types: tuple[str, ...]) -> object:
 def _python_value(text: str) -> object:
     """Return the value of a literal as Python writes it; None where it is none."""
     try:
-        return _literal(_parsed(text))
+        return _literal_value(_parsed_expression(text))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
 
-def _parsed(text: str) -> ast.expr:
+def _parsed_expression(text: str) -> ast.expr:
     with warnings.catch_warnings():  # such as those of an unknown escape in a model's string
         warnings.simplefilter("ignore")
         return ast.parse(text, mode="eval").body
@@ -232,7 +232,7 @@ class _PythonicReader:
         if end is None:
             return NO_CALL if final or self._span.broken else None
         try:
-            tree = _parsed(text[self._start : end])
+            tree = _parsed_expression(text[self._start : end])
             calls = tuple(self._call(node) for node in tree.elts) if isinstance(tree, ast.List) else ()
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return NO_CALL
@@ -253,14 +253,14 @@ class _PythonicReader:
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg in arguments:
                 raise ValueError("an argument without a name, or twice")
-            arguments[keyword.arg] = _literal(keyword.value)
+            arguments[keyword.arg] = _literal_value(keyword.value)
         return ToolCallDelta(name, arguments_text(arguments))
 
 
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-def _literal(node: ast.expr) -> object:
+def _literal_value(node: ast.expr) -> object:
     """Return a literal's value; models also write JSON's words for truth and nothing.
 
     Raises:
@@ -269,14 +269,14 @@ def _literal(node: ast.expr) -> object:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, ast.List):
-        return [_literal(item) for item in node.elts]
+        return [_literal_value(item) for item in node.elts]
     if isinstance(node, ast.Dict):
         out: dict[str, object] = {}
         for key, item in zip(node.keys, node.values, strict=True):
-            name = None if key is None else _literal(key)
+            name = None if key is None else _literal_value(key)
             if not isinstance(name, str):
                 raise ValueError("a key that is not text")
-            out[name] = _literal(item)
+            out[name] = _literal_value(item)
         return out
     value: object = ast.literal_eval(node)
     if not isinstance(value, str | int | float | bool | None) or value in (math.inf, -math.inf):

@@ -96,7 +96,7 @@ class ChatTemplate:
         Raises:
             TemplateSlow: it took longer.
         """
-        kind = str(_part(part, False)["type"])
+        kind = str(_media_part(part, False)["type"])
         if kind not in self._written and len(self._written) < KINDS_MAX:
             mark = {"type": "text", "text": MARK}
             try:
@@ -192,7 +192,7 @@ def plain_text(messages: Sequence[JsonObject], tools: list[Any] | None = None) -
     """Return the canonical text of a chat for a model without its template here: equal chats give equal text."""
     parts = [] if not tools else [f"\x01tools\x02{_tojson(tools)}"]
     for message in messages:
-        body = _joined(message.get("content"))
+        body = _joined_content(message.get("content"))
         calls = message.get("tool_calls")
         parts.append(f"\x01{message.get('role', '')}\x02{body}" + (f"\x03{_tojson(calls)}" if calls else ""))
     return "".join(parts)
@@ -203,16 +203,16 @@ def _prepared(message: JsonObject, takes_parts: bool, mark: bool = False) -> Jso
     out = dict(message)
     content = out.get("content")
     if isinstance(content, list) and not takes_parts:
-        out["content"] = _joined(content)
+        out["content"] = _joined_content(content)
     elif isinstance(content, list):
-        out["content"] = [_part(part, mark) if is_media(part) else part for part in content]
+        out["content"] = [_media_part(part, mark) if is_media(part) else part for part in content]
     calls = out.get("tool_calls")
     if isinstance(calls, list):
         out["tool_calls"] = [_decoded_call(call) for call in calls]
     return out
 
 
-def _part(part: JsonObject, mark: bool) -> JsonObject:
+def _media_part(part: JsonObject, mark: bool) -> JsonObject:
     """Return an image, a sound or a video as vLLM passes it to a template: its kind and nothing else."""
     kind = next((each for each in ("image", "audio", "video") if each in str(part.get("type"))), part.get("type"))
     return {"type": "text", "text": MARK} if mark else {"type": kind}
@@ -231,7 +231,7 @@ def _decoded_call(call: Any) -> Any:
     return call
 
 
-def _joined(content: Any) -> str:
+def _joined_content(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -250,7 +250,7 @@ def _joined(content: Any) -> str:
 def _cut_after_last(text: str, messages: Sequence[JsonObject]) -> str:
     content = messages[-1].get("content") if messages else None
     if isinstance(content, list):
-        content = _joined(content)
+        content = _joined_content(content)
     wanted = (content or "").strip()
     at = text.rfind(wanted) if wanted else -1
     return text if at < 0 else text[: at + len(wanted)]

@@ -89,7 +89,7 @@ class KnownHashes:
 
     def _find(self, origin: _Origin) -> list[BlockHash] | None:
         """Return the hashes of a chunk that is known; the lock is held."""
-        digest = _digest(origin)
+        digest = _origin_digest(origin)
         known = self._chunks.get(digest)
         if known is None or known[0] != origin:
             return None
@@ -98,10 +98,10 @@ class KnownHashes:
 
     def _keep(self, origin: _Origin, hashes: list[BlockHash]) -> None:
         """Add a chunk and drop the oldest; the lock is held."""
-        self._chunks.put(_digest(origin), (origin, hashes))
+        self._chunks.put(_origin_digest(origin), (origin, hashes))
 
 
-def _digest(origin: _Origin) -> int:
+def _origin_digest(origin: _Origin) -> int:
     return xxh3_64_intdigest(origin.tokens, origin.parent or 0)
 
 

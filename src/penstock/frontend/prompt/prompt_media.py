@@ -28,7 +28,7 @@ async def settle_media(parsed: Parsed, fetcher: MediaFetcher, prompts: PromptHas
         ClientError: 400 or 413: a part holds no usable media, or its URL is not to be fetched; it names the part.
         OverloadedError: too many fetches run, or too many prompts wait for a thread.
     """
-    places = list(_places(parsed))
+    places = list(_media_places(parsed))
     if len(places) > ITEMS_MAX:
         raise ClientError(f"the chat has {len(places)} media; at most {ITEMS_MAX} are taken", param="messages")
     parts = [part_of(part, param) for param, part in places]
@@ -65,7 +65,7 @@ async def settle_media(parsed: Parsed, fetcher: MediaFetcher, prompts: PromptHas
         parsed.fields = {**parsed.fields, "messages": messages}
 
 
-def _places(parsed: Parsed) -> Iterator[tuple[str, JsonObject]]:
+def _media_places(parsed: Parsed) -> Iterator[tuple[str, JsonObject]]:
     """Yield a chat's media parts, each with the name of its place."""
     for number, message in enumerate(parsed.fields["messages"]):
         content = message.get("content")

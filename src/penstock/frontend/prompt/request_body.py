@@ -235,12 +235,12 @@ def parse(endpoint: Endpoint, raw: bytes, fields: JsonObject | None = None) -> P
     model = text_field(fields, "model")
     if model is None:
         raise rejected("you must name a model", "model", code="missing_field")
-    stream = _typed(fields, "stream", bool, "a boolean") or False
+    stream = _typed_field(fields, "stream", bool, "a boolean") or False
     wants_usage = False
     if "stream_options" in fields:
-        options = _typed(fields, "stream_options", dict, "an object") or {}
-        wants_usage = _typed(options, "include_usage", bool, "a boolean", "stream_options.") or False
-    nvext = (_typed(fields, "nvext", dict, "an object") or {}) if "nvext" in fields else {}
+        options = _typed_field(fields, "stream_options", dict, "an object") or {}
+        wants_usage = _typed_field(options, "include_usage", bool, "a boolean", "stream_options.") or False
+    nvext = (_typed_field(fields, "nvext", dict, "an object") or {}) if "nvext" in fields else {}
     plain = _check_messages(fields) if endpoint == "chat_completions" else _check_prompt(fields)
     for name, value in fields.items():
         if name in STEERING or (name not in _READ and (type(value) is dict or type(value) is list)):
@@ -251,11 +251,11 @@ def parse(endpoint: Endpoint, raw: bytes, fields: JsonObject | None = None) -> P
         raw, fields, steering = without(raw, fields, withheld)
     for name in fields.keys() & _CHECKED:
         if name in _COUNTS:
-            value = _typed(fields, name, int, "a whole number")
+            value = _typed_field(fields, name, int, "a whole number")
             if value is not None and (isinstance(value, bool) or value < 0):
                 raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
         else:
-            _typed(fields, name, *_CHECKED_KINDS[name])
+            _typed_field(fields, name, *_CHECKED_KINDS[name])
     return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext, withheld=withheld, steering=steering)
 
 
@@ -370,13 +370,13 @@ def text_field(fields: JsonObject, name: str, prefix: str = "") -> str | None:
     Raises:
         ClientError: 400: it is something else, or empty.
     """
-    value = _typed(fields, name, str, "text", prefix)
+    value = _typed_field(fields, name, str, "text", prefix)
     if value is not None and not value:
         raise rejected(f"{prefix}{name} must not be empty", prefix + name)
     return value
 
 
-def _typed(fields: JsonObject, name: str, kind: type, expected: str, prefix: str = "") -> Any:
+def _typed_field(fields: JsonObject, name: str, kind: type, expected: str, prefix: str = "") -> Any:
     value = fields.get(name)
     if value is None or isinstance(value, kind):
         return value
@@ -386,7 +386,7 @@ def _typed(fields: JsonObject, name: str, kind: type, expected: str, prefix: str
 def _check_messages(fields: JsonObject) -> bool:
     """Check a chat's messages; return whether each is a role and a text, and nothing more."""
     plain = True
-    messages = _typed(fields, "messages", list, "a list of messages")
+    messages = _typed_field(fields, "messages", list, "a list of messages")
     if not messages:
         raise rejected("messages must be a list with at least one message", "messages", code="missing_field")
     for position, message in enumerate(messages):

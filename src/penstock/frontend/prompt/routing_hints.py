@@ -46,7 +46,11 @@ def framework_hints(headers: Mapping[str, str], fields: Mapping[str, object]) ->
     """
     metadata = fields.get("metadata")
     notes: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
-    session = _id(fields.get("prompt_cache_key")) or _id(headers.get(SESSION_HEADER)) or _first_id(notes, SESSION_KEYS)
+    session = (
+        _short_id(fields.get("prompt_cache_key"))
+        or _short_id(headers.get(SESSION_HEADER))
+        or _first_id(notes, SESSION_KEYS)
+    )
     program = _first_id(notes, PROGRAM_KEYS) or _root_run(headers.get(RUN_HEADER))
     if program is None:
         program = _person(fields.get("safety_identifier")) or _person(fields.get("user"))
@@ -54,10 +58,10 @@ def framework_hints(headers: Mapping[str, str], fields: Mapping[str, object]) ->
 
 
 def _first_id(notes: Mapping[str, object], names: tuple[str, ...]) -> str | None:
-    return next((value for value in (_id(notes.get(name)) for name in names) if value is not None), None)
+    return next((value for value in (_short_id(notes.get(name)) for name in names) if value is not None), None)
 
 
-def _id(value: object) -> str | None:
+def _short_id(value: object) -> str | None:
     """Return an id, shortened to a digest where it is long or has signs that do not print."""
     if not isinstance(value, str) or not value:
         return None
@@ -185,27 +189,27 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     if not nvext and isinstance(headers, dict) and _FIELDS.isdisjoint(fields) and _NAMES.isdisjoint(headers):
         return _NONE  # the usual request has none, and searching for each would be a third of reading it
     framework = framework_hints(headers, fields)
-    hints = _object(nvext, "agent_hints")
-    context = _object(nvext, "agent_context")
-    session = _object(nvext, "session_control")
+    hints = _object_field(nvext, "agent_hints")
+    context = _object_field(nvext, "agent_context")
+    session = _object_field(nvext, "session_control")
     worker = _header_text(headers, _WORKER)
     if worker is None:
-        worker = _worker(nvext, "backend_instance_id", "decode_worker_id")
+        worker = _pinned_worker(nvext, "backend_instance_id", "decode_worker_id")
     prefill = _header_text(headers, _PREFILL)
     if prefill is None:
-        prefill = _worker(nvext, "prefill_worker_id")
+        prefill = _pinned_worker(nvext, "prefill_worker_id")
     allowed = _header_text(headers, _ALLOWED, limit=8192)
     program = _first_given(
         _header_text(headers, _PROGRAM),
-        _field(nvext, "program_id"),
-        _field(hints, "program_id"),
-        _field(context, "program_id"),
+        _text_field(nvext, "program_id"),
+        _text_field(hints, "program_id"),
+        _text_field(context, "program_id"),
         framework.program,
     )
     home = _first_given(
         _header_text(headers, _SESSION),
-        _field(session, "session_id"),
-        _field(context, "session_id"),
+        _text_field(session, "session_id"),
+        _text_field(context, "session_id"),
         framework.session,
     )
     rank = _first_given(_header_number(headers, _RANK, 0, 65_535), _whole(nvext, "dp_rank", 0, 65_535))
@@ -217,16 +221,16 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
     )
     service_class = _first_given(
         _header_text(headers, _CONTEXT),
-        _field(nvext, "context_type"),
-        _field(hints, "context_type"),
-        _field(context, "context_type"),
+        _text_field(nvext, "context_type"),
+        _text_field(hints, "context_type"),
+        _text_field(context, "context_type"),
     )
     ttl = _cache_ttl(nvext)
-    ignored = tuple(name for name in IDLE if _at(nvext, name))
+    ignored = tuple(name for name in IDLE if _value_at_path(nvext, name))
     warms = bool(hints.get("speculative_prefill"))
     next_in = _real(headers, _NEXT_IN, 0.0, NEXT_IN_MAX)
     if next_in is None:
-        next_in = _seconds(hints, "next_request_in", NEXT_IN_MAX)
+        next_in = _seconds_field(hints, "next_request_in", NEXT_IN_MAX)
     pins = {
         "worker": None if worker is None else WorkerId(worker),
         "prefill": None if prefill is None else WorkerId(prefill),
@@ -248,15 +252,17 @@ def read_hints(headers: Mapping[str, str], nvext: Mapping[str, Any], fields: Map
             next_in=next_in,
             if_cached=IF_CACHED in headers.get(_PREFER, "").lower(),
         ),
-        salt=_first_given(_header_text(headers, _SALT), _field(nvext, "cache_salt"), _field(fields, "cache_salt", "")),
-        extra=_extra(nvext),
+        salt=_first_given(
+            _header_text(headers, _SALT), _text_field(nvext, "cache_salt"), _text_field(fields, "cache_salt", "")
+        ),
+        extra=_extra_fields(nvext),
         ignored=ignored,
         uncertain=bool(ignored) or ttl is not None or warms or next_in is not None,
         warms=warms,
         pin=CONTEXT_PINS.get(service_class, 0.0) if ttl is None else ttl,
         asks_pin=ttl is not None,
         keep=max(0, priority or 0),
-        token_data=_tokens(nvext),
+        token_data=_token_data(nvext),
         timeout=_real(headers, _TIMEOUT, 0.001, 1e6),
         pins=tuple(name for name, value in pins.items() if value is not None),
     )
@@ -320,7 +326,7 @@ def _real(headers: Mapping[str, str], names: tuple[str, ...], low: float, high: 
     return None
 
 
-def _seconds(fields: Mapping[str, Any], name: str, high: float) -> float | None:
+def _seconds_field(fields: Mapping[str, Any], name: str, high: float) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
@@ -329,7 +335,7 @@ def _seconds(fields: Mapping[str, Any], name: str, high: float) -> float | None:
     return float(value)
 
 
-def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _object_field(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = nvext.get(name)
     if value is None:
         return {}
@@ -338,7 +344,7 @@ def _object(nvext: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _field(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
+def _text_field(fields: Mapping[str, Any], name: str, prefix: str = "nvext.") -> str | None:
     value = fields.get(name)
     if value is None:
         return None
@@ -356,7 +362,7 @@ def _whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int | N
     return value
 
 
-def _worker(nvext: Mapping[str, Any], *names: str) -> str | None:
+def _pinned_worker(nvext: Mapping[str, Any], *names: str) -> str | None:
     """Return a pinned worker; Dynamo's ids are numbers, ours are words, so both are accepted."""
     for name in names:
         value = nvext.get(name)
@@ -368,7 +374,7 @@ def _worker(nvext: Mapping[str, Any], *names: str) -> str | None:
     return None
 
 
-def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
+def _extra_fields(nvext: Mapping[str, Any]) -> tuple[str, ...]:
     value = nvext.get("extra_fields")
     if value is None:
         return ()
@@ -379,7 +385,7 @@ def _extra(nvext: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _cache_ttl(nvext: Mapping[str, Any]) -> float | None:
     """Return the seconds of ``cache_control``; None where there is none."""
-    control = _object(nvext, CACHE_CONTROL)
+    control = _object_field(nvext, CACHE_CONTROL)
     if not control:
         return None
     if control.get("type") != "ephemeral":
@@ -397,7 +403,7 @@ def _cache_ttl(nvext: Mapping[str, Any]) -> float | None:
     return float(seconds)
 
 
-def _at(nvext: Mapping[str, Any], path: str) -> Any:
+def _value_at_path(nvext: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path, or None."""
     value: Any = nvext
     for name in path.split("."):
@@ -405,7 +411,7 @@ def _at(nvext: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _tokens(nvext: Mapping[str, Any]) -> list[int] | None:
+def _token_data(nvext: Mapping[str, Any]) -> list[int] | None:
     value = nvext.get("token_data")
     if value is None:
         return None

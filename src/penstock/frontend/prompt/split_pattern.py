@@ -93,7 +93,7 @@ class SplitPattern:
         self._at += len(text)
         return True
 
-    def _take(self) -> str:
+    def _take_character(self) -> str:
         if self._at >= len(self._source):
             raise UnknownRule(self._source)
         self._at += 1
@@ -148,7 +148,7 @@ class SplitPattern:
             part = part._replace(empty=part.empty or not least, skips=part.skips or not least, alone=once)
             # A second sign makes it lazy, possessive or one more repeat, by the kind of the first: all of them, here.
             if self._source.startswith(("?", "+"), self._at):
-                lazy = self._take() == "?"
+                lazy = self._take_character() == "?"
                 self._join(part.last, part.first)
                 part = part._replace(empty=part.empty or lazy, skips=False, alone=frozenset())
 
@@ -160,7 +160,7 @@ class SplitPattern:
         return int(match[1] or 0), int(match[3] or 2) if match[2] else int(match[1])
 
     def _atom(self) -> Fragment:
-        sign = self._take()
+        sign = self._take_character()
         if sign == "(":
             return self._group()
         return self._position(self._class_of(sign))
@@ -216,7 +216,7 @@ class SplitPattern:
         return lambda c: any(low <= form <= high for form in (c, c.lower(), c.upper(), c.casefold()))
 
     def _escaped(self) -> Class:
-        sign = self._take()
+        sign = self._take_character()
         if sign in "pP":
             return self._property(sign == "P")
         kind = _KINDS.get(sign.lower())
@@ -236,7 +236,7 @@ class SplitPattern:
         if match is None or not (_CATEGORY.fullmatch(match[2]) or match[2] in _SCRIPTS):
             raise UnknownRule(self._source)
         self._at = match.end()
-        holds = _script(*_SCRIPTS[match[2]]) if match[2] in _SCRIPTS else _category(match[2])
+        holds = _script_class(*_SCRIPTS[match[2]]) if match[2] in _SCRIPTS else _category(match[2])
         return _not(holds) if negated != bool(match[1]) else holds
 
     def _set(self) -> Class:
@@ -244,13 +244,13 @@ class SplitPattern:
         holds = self._union()
         while self._next("&&"):
             holds = _both(holds, self._union())
-        self._take()
+        self._take_character()
         return _not(holds) if negated else holds
 
     def _union(self) -> Class:
         found: list[Class] = []
         while not self._source.startswith(("]", "&&"), self._at):
-            sign = self._take()
+            sign = self._take_character()
             if sign == "[":
                 if self._source.startswith(":", self._at):
                     raise UnknownRule(self._source)
@@ -260,7 +260,7 @@ class SplitPattern:
                 if self._source[self._at : self._at + 1].lower() in ("p", *_KINDS):
                     found.append(self._escaped())
                     continue
-                sign = self._literal(self._take())
+                sign = self._literal(self._take_character())
             found.append(self._one_of(sign, self._end_of_range(sign)))
         if not found:
             raise UnknownRule(self._source)
@@ -269,10 +269,10 @@ class SplitPattern:
     def _end_of_range(self, start: str) -> str:
         if not self._source.startswith("-", self._at) or self._source.startswith("-]", self._at):
             return start
-        self._take()
-        end = self._take()
+        self._take_character()
+        end = self._take_character()
         if end == "\\":
-            end = self._literal(self._take())
+            end = self._literal(self._take_character())
         elif end == "[":
             raise UnknownRule(self._source)
         return end
@@ -282,7 +282,7 @@ def _category(name: str) -> Class:
     return lambda c: unicodedata.category(c).startswith(name)
 
 
-def _script(low: int, high: int) -> Class:
+def _script_class(low: int, high: int) -> Class:
     return lambda c: low <= ord(c) <= high
 
 

@@ -83,8 +83,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.allow(1.0)
         self.globals.pop("lipsum", None)
         self.filters = {name: self._guarded(name, function) for name, function in self.filters.items()}
-        self.add_filter("join", _join)
-        self.add_filter("sum", _sum)
+        self.add_filter("join", _join_filter)
+        self.add_filter("sum", _sum_filter)
 
     def allow(self, seconds: float) -> None:
         """Begin a new budget for the next rendering or compilation."""
@@ -106,7 +106,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """
         self._steps += 1
         if self._steps >= self._next_look:
-            self._look()
+            self._check_deadline()
 
     def plus(self, left: Any, right: Any) -> Any:
         """Add two values: nearly always texts, many times in a chat, so this is written for speed."""
@@ -115,7 +115,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if size > ONE_MAX or self._made > MADE_MAX:
                 raise Exceeded(f"it makes {size} characters more")
         elif not isinstance(left, _NUMBER):
-            self._make(_size(left) + _size(right))
+            self._make(_value_size(left) + _value_size(right))
         return left + right
 
     def joined(self, parts: Iterable[Any]) -> str:
@@ -211,7 +211,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(left, int) or isinstance(right, int):
             times, what = (left, right) if isinstance(left, int) else (right, left)
             if not isinstance(what, float):
-                self._make(_size(what) * max(0, times))
+                self._make(_value_size(what) * max(0, times))
 
     def _power(self, left: Any, right: Any) -> None:
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > BITS_MAX:
@@ -223,22 +223,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if size > ONE_MAX or self._made > MADE_MAX:
             raise Exceeded(f"it makes {size} characters more")
         if size > 100_000:
-            self._look()
+            self._check_deadline()
 
     def _counted(self, result: Any) -> Any:
         """Count a result after it was made."""
-        size = _size(result)
+        size = _value_size(result)
         if size > 64:
             self._make(size)
         return result
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         self._next_look = self._steps + _STEPS_PER_LOOK
         if time.monotonic() > self._deadline:
             raise TooSlow("it takes too long")
 
 
-def _size(value: Any) -> int:
+def _value_size(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     return _ITEM * len(value) if isinstance(value, list | tuple | dict) else 0
@@ -269,10 +269,10 @@ def _check_width(width: Any) -> None:
 
 
 def _joined_size(between: str | bytes, parts: list[Any]) -> int:
-    return sum(map(_size, parts)) + len(between) * len(parts)
+    return sum(map(_value_size, parts)) + len(between) * len(parts)
 
 
-def _join(value: Iterable[Any], d: Any = "", attribute: str | None = None) -> str:
+def _join_filter(value: Iterable[Any], d: Any = "", attribute: str | None = None) -> str:
     """Join texts; as the library's filter, but the size of the result is checked before it is made."""
     items = list(value)
     if attribute is not None:
@@ -283,7 +283,7 @@ def _join(value: Iterable[Any], d: Any = "", attribute: str | None = None) -> st
     return str(d).join(texts)
 
 
-def _sum(value: Iterable[Any], attribute: str | None = None, start: Any = 0) -> Any:
+def _sum_filter(value: Iterable[Any], attribute: str | None = None, start: Any = 0) -> Any:
     """Add numbers up; lists, which the library's filter takes as well, would be copied once for each."""
     items = list(value)
     if attribute is not None:

@@ -63,7 +63,7 @@ class TokenBoundaries:
         self.guard: str | None = None
         self.guard_tokens = 0
         try:
-            self._steps = _steps(tokenizer)
+            self._steps = _tokenizer_steps(tokenizer)
         except UnknownRule:
             return
         self.between = lru_cache(4096)(self._between)
@@ -97,7 +97,7 @@ class TokenBoundaries:
         return False
 
 
-def _steps(tokenizer: Tokenizer) -> list[Step]:
+def _tokenizer_steps(tokenizer: Tokenizer) -> list[Step]:
     """Return all rules of a tokenizer as steps.
 
     Raises:
@@ -108,17 +108,17 @@ def _steps(tokenizer: Tokenizer) -> list[Step]:
         raise UnknownRule("it draws at random")
     added = list(tokenizer.get_added_tokens_decoder().values())
     change = tokenizer.normalizer.normalize_str if tokenizer.normalizer is not None else str
-    steps = [_added([(token, token.content) for token in added if not token.normalized])]
-    steps += [_normalizer(rule) for rule in _rules(tokenizer.normalizer, "normalizers")]
-    steps.append(_added([(token, change(token.content)) for token in added if token.normalized]))
-    for place, rule in enumerate(_rules(tokenizer.pre_tokenizer, "pretokenizers")):
+    steps = [_added_tokens_step([(token, token.content) for token in added if not token.normalized])]
+    steps += [_normalizer(rule) for rule in _component_rules(tokenizer.normalizer, "normalizers")]
+    steps.append(_added_tokens_step([(token, change(token.content)) for token in added if token.normalized]))
+    for place, rule in enumerate(_component_rules(tokenizer.pre_tokenizer, "pretokenizers")):
         steps += _pre_tokenizer(rule, place == 0)
     if isinstance(model, models.BPE) and not (model.continuing_subword_prefix or model.end_of_word_suffix):
         steps.append(_merges(tokenizer))
     return steps
 
 
-def _rules(component: Any, parts: str) -> Iterator[JsonObject]:
+def _component_rules(component: Any, parts: str) -> Iterator[JsonObject]:
     """Yield a component's rules as a tokenizer.json spells them; ``parts``: the field of a sequence's."""
     if component is None:
         return
@@ -131,7 +131,7 @@ def _rules(component: Any, parts: str) -> Iterator[JsonObject]:
             yield rule
 
 
-def _added(tokens: Sequence[tuple[Any, str]]) -> Step:
+def _added_tokens_step(tokens: Sequence[tuple[Any, str]]) -> Step:
     """Added tokens, each with what is looked for in a text."""
     contents = [content for _, content in tokens]
     if not all(contents):
@@ -177,7 +177,7 @@ def _replaced(rule: JsonObject) -> Step:
         return _by_character(lambda c: content if c == literal else c)
     if literal is None and "$" in content:
         raise UnknownRule(content)
-    pattern = _pattern(rule["pattern"])
+    pattern = _split_pattern(rule["pattern"])
 
     def step(before: Forms, after: Forms) -> tuple[Forms, Forms] | bool:
         if not _splits(pattern, before, after):
@@ -194,20 +194,20 @@ def _pre_tokenizer(rule: JsonObject, first: bool) -> list[Step]:
     """Return a pre-tokenizer's steps; ``first``: nothing before it may have split the text."""
     kind = rule["type"]
     if kind in _SPLITTERS:
-        return [_split(SplitPattern(_SPLITTERS[kind]), "Removed" if kind.startswith("White") else "Isolated")]
+        return [_split_step(SplitPattern(_SPLITTERS[kind]), "Removed" if kind.startswith("White") else "Isolated")]
     if kind == "Split":
-        return [_split(_pattern(rule["pattern"]), rule["behavior"])]
+        return [_split_step(_split_pattern(rule["pattern"]), rule["behavior"])]
     if kind == "ByteLevel":
         steps = [] if first or not rule["add_prefix_space"] else [_unprefixed(" ")]
         if rule.get("use_regex", True):
-            steps.append(_split(SplitPattern(_GPT2), "Isolated"))
+            steps.append(_split_step(SplitPattern(_GPT2), "Isolated"))
         return [*steps, _by_character(normalizers.ByteLevel().normalize_str)]
     if kind == "Digits":
-        return [_split(SplitPattern(r"\p{N}" if rule["individual_digits"] else r"\p{N}+"), "Isolated")]
+        return [_split_step(SplitPattern(r"\p{N}" if rule["individual_digits"] else r"\p{N}+"), "Isolated")]
     if kind == "Punctuation":
-        return [_split(SplitPattern(_PUNCTUATION), rule["behavior"])]
+        return [_split_step(SplitPattern(_PUNCTUATION), rule["behavior"])]
     if kind == "CharDelimiterSplit":
-        return [_split(_pattern({"String": rule["delimiter"]}), "Removed")]
+        return [_split_step(_split_pattern({"String": rule["delimiter"]}), "Removed")]
     if kind == "Metaspace":
         mark = rule["replacement"]
         steps = [_by_character(lambda c: mark if c == " " else c)]
@@ -217,12 +217,12 @@ def _pre_tokenizer(rule: JsonObject, first: bool) -> list[Step]:
     raise UnknownRule(kind)
 
 
-def _pattern(pattern: JsonObject) -> SplitPattern:
+def _split_pattern(pattern: JsonObject) -> SplitPattern:
     literal = pattern.get("String")
     return SplitPattern(pattern["Regex"] if literal is None else re.escape(literal))
 
 
-def _split(pattern: SplitPattern, behavior: str) -> Step:
+def _split_step(pattern: SplitPattern, behavior: str) -> Step:
     def step(before: Forms, after: Forms) -> tuple[Forms, Forms] | bool:
         if not _splits(pattern, before, after):
             return False

@@ -186,7 +186,7 @@ class TenantDesk:
         headers = {
             "x-ratelimit-limit-tokens": str(settings.tokens_per_minute),
             "x-ratelimit-remaining-tokens": str(max(0, int(left))),
-            "x-ratelimit-reset-tokens": _duration(bucket.until_full + (0 if wait else work * 60 / bucket.per_minute)),
+            "x-ratelimit-reset-tokens": _reset_time(bucket.until_full + (0 if wait else work * 60 / bucket.per_minute)),
         }
         if wait:
             self._refused(tenant, "tokens_per_minute")
@@ -234,7 +234,7 @@ def most_output(fields: Mapping[str, Any]) -> int | None:
     return None if most is None else most * (choices if isinstance(choices, int) and choices > 0 else 1)
 
 
-def _duration(seconds: float) -> str:
+def _reset_time(seconds: float) -> str:
     """Write a duration as OpenAI does: 120ms, 7.5s, 6m0s."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f}ms"

@@ -37,7 +37,7 @@ def signature(path: str) -> Signature:
     Raises:
         OSError: there is none.
     """
-    stats = ((name, file.stat()) for name, file in _files(Path(path)))
+    stats = ((name, file.stat()) for name, file in _weight_files(Path(path)))
     return tuple((name, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for name, each in stats)
 
 
@@ -50,17 +50,16 @@ def identity(path: str, settled: float | None = None, cache: Path | None = None)
         cache: file of digests that were computed before.
     Returns: 32 hexadecimal digits; other ones each time where the files are not there or not settled.
     """
-    known = _read(cache)
+    known = _read_digest_cache(cache)
     try:
         before = signature(path)
         with ThreadPoolExecutor(THREADS) as threads:
-            digests = dict(
-                zip(before, threads.map(lambda file: _digest(file, known), (file for _, file in _files(Path(path)))))
-            )
+            weights = (file for _, file in _weight_files(Path(path)))
+            digests = dict(zip(before, threads.map(lambda file: _file_digest(file, known), weights)))
         if signature(path) != before or not before:
             raise OSError("its files change")
         fresh = [name for name, _, _, changed, _ in before if settled is not None and changed > settled * 1e9]
-        linked = {name for name, file in _files(Path(path)) if _blob(file)}
+        linked = {name for name, file in _weight_files(Path(path)) if _blob(file)}
         if set(fresh) - linked:
             raise OSError(f"{min(set(fresh) - linked)} was written after the engine began to load")
     except OSError as error:
@@ -68,7 +67,7 @@ def identity(path: str, settled: float | None = None, cache: Path | None = None)
             "what is at %s can't be told from other weights, so its KV is kept for this engine alone: %s", path, error
         )
         return secrets.token_hex(16)
-    _write(cache, known)
+    _write_digest_cache(cache, known)
     whole = sorted((name, digest) for (name, *_), digest in digests.items())
     return hashlib.blake2b(json.dumps(whole).encode(), digest_size=16).hexdigest()
 
@@ -126,7 +125,7 @@ class AdapterIdentities:
         return self._changed.setdefault((number, now), secrets.token_hex(16))
 
 
-def _files(path: Path) -> Iterator[tuple[str, Path]]:
+def _weight_files(path: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield path.name, path
         return
@@ -141,7 +140,7 @@ def _blob(file: Path) -> str | None:
     return target.name if target.parent.name == "blobs" and BLOB.fullmatch(target.name) else None
 
 
-def _digest(file: Path, known: dict[str, str]) -> str:
+def _file_digest(file: Path, known: dict[str, str]) -> str:
     if (blob := _blob(file)) is not None:
         return blob
     stat = file.stat()
@@ -152,7 +151,7 @@ def _digest(file: Path, known: dict[str, str]) -> str:
     return known[key]
 
 
-def _read(cache: Path | None) -> dict[str, str]:
+def _read_digest_cache(cache: Path | None) -> dict[str, str]:
     try:
         found: Any = json.loads(cache.read_text()) if cache is not None else {}
     except (OSError, ValueError):
@@ -160,7 +159,7 @@ def _read(cache: Path | None) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
-def _write(cache: Path | None, known: dict[str, str]) -> None:
+def _write_digest_cache(cache: Path | None, known: dict[str, str]) -> None:
     """Keep digests for the next start; without that they are computed again."""
     if cache is None:
         return

@@ -142,7 +142,7 @@ class IntervalShape(Remembering):
         arrived = math.isfinite(requests) and requests > 0.0
         if arrived:
             before = self._last or RequestShape(0.0, 0.0)
-            self._last = RequestShape(_known(shape.isl, before.isl), _known(shape.osl, before.osl))
+            self._last = RequestShape(_known_length(shape.isl, before.isl), _known_length(shape.osl, before.osl))
         self._predictors["requests"].add(requests if arrived else 0.0)
         if self._last is not None:
             self._predictors["isl"].add(self._last.isl)
@@ -159,5 +159,5 @@ class IntervalShape(Remembering):
             predictor.skip_idle_again()
 
 
-def _known(length: float | None, before: float) -> float:
+def _known_length(length: float | None, before: float) -> float:
     return length if length is not None and math.isfinite(length) and length > 0.0 else before

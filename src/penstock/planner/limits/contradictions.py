@@ -33,7 +33,7 @@ def of_budget(settings: PlannerSettings) -> Iterator[Contradiction]:
     if most is not None and floors > most:
         yield floor_over_ceiling(most, floors)
     for name, limits in budget.pools.items():
-        floor = _least(budget, name)
+        floor = _minimum_replicas(budget, name)
         if limits.max_replicas is not None and limits.max_replicas < floor:
             message = f"is {limits.max_replicas}, below its min_replicas {floor}"
             hint = "lower min_replicas of the pool, or raise max_replicas"
@@ -47,7 +47,7 @@ def of_replicas(settings: PlannerSettings, pools: Mapping[str, Pool]) -> Iterato
         pools: all that this planner plans, by the names that the budget uses.
     """
     budget = settings.budget
-    floor = sum(_least(budget, name) * pool.gpus for name, pool in pools.items())
+    floor = sum(_minimum_replicas(budget, name) * pool.gpus for name, pool in pools.items())
     if budget.max_gpus is not None and floor > budget.max_gpus:
         yield floor_over_ceiling(budget.max_gpus, floor)
     most = [(budget.pools.get(name, PoolLimits()).max_replicas, pool.gpus) for name, pool in pools.items()]
@@ -76,7 +76,7 @@ def _of_power(budget: BudgetSettings, ceiling: float, pools: Iterable[str]) -> I
     """Check a ceiling of power: watts that are not known would count as none."""
     watts = {name: budget.pools.get(name, PoolLimits()).watts for name in pools}
     unknown = [name for name, each in watts.items() if each is None]
-    floor = sum(_least(budget, name) * each for name, each in watts.items() if each is not None)
+    floor = sum(_minimum_replicas(budget, name) * each for name, each in watts.items() if each is not None)
     if unknown:
         message = f"is {ceiling:g}, and what a replica of {', '.join(unknown)} draws is not known"
         yield Contradiction(("budget", "watts"), message, f"set planner.budget.pools.{unknown[0]}.watts")
@@ -85,7 +85,7 @@ def _of_power(budget: BudgetSettings, ceiling: float, pools: Iterable[str]) -> I
         yield Contradiction(("budget", "watts"), message, "raise it, or lower min_replicas")
 
 
-def _least(budget: BudgetSettings, name: str) -> int:
+def _minimum_replicas(budget: BudgetSettings, name: str) -> int:
     least = budget.pools.get(name, PoolLimits()).min_replicas
     return budget.min_replicas if least is None else least
 

@@ -56,7 +56,7 @@ def project(
         them again changes nothing.
     Cost: O(pools log pools), and O(replicas to add) for the floor.
     """
-    slots = [_slot(name, state, budget, committed) for _, name, state in observation.pools()]
+    slots = [_pool_demand(name, state, budget, committed) for _, name, state in observation.pools()]
     current = {slot.name: slot.pool.desired for slot in slots}
     projected = within(slots, {name: wanted.get(name, desired) for name, desired in current.items()}, budget)
     strangers = sorted(set(wanted) - set(current))
@@ -78,18 +78,18 @@ def within(
         staged: in an exchange without a floor the pool that grows waits until the other one's replicas have left.
     """
     bound: list[Reason] = []
-    goal = {slot.name: _bounded(slot, wanted[slot.name], bound) for slot in slots}
-    now = {slot.name: _bounded(slot, slot.pool.desired, []) for slot in slots}
+    goal = {slot.name: _within_pool_bounds(slot, wanted[slot.name], bound) for slot in slots}
+    now = {slot.name: _within_pool_bounds(slot, slot.pool.desired, []) for slot in slots}
     targets, stuck = goal, set[str]()
     ceilings = ceilings_of(budget)
     if ceilings:
-        targets, stuck = _under(slots, goal, now, ceilings, staged and budget.min_gpus is None, bound)
+        targets, stuck = _under_ceilings(slots, goal, now, ceilings, staged and budget.min_gpus is None, bound)
     if budget.min_gpus is not None:
         targets = _above(slots, targets, goal, now, budget.min_gpus, ceilings, stuck, bound)
     return Projected(targets, tuple(bound))
 
 
-def _slot(name: str, state: PoolState, budget: BudgetSettings, committed: Mapping[str, int]) -> PoolDemand:
+def _pool_demand(name: str, state: PoolState, budget: BudgetSettings, committed: Mapping[str, int]) -> PoolDemand:
     limits = budget.pools.get(name, PoolLimits())
     most = [bound for bound in (limits.max_replicas, state.pool.limit) if bound is not None]
     return PoolDemand(
@@ -104,16 +104,16 @@ def _slot(name: str, state: PoolState, budget: BudgetSettings, committed: Mappin
     )
 
 
-def _bounded(slot: PoolDemand, wanted: int, bound: list[Reason]) -> int:
+def _within_pool_bounds(slot: PoolDemand, wanted: int, bound: list[Reason]) -> int:
     """Keep one pool's own bounds; the most that the machine can have wins over its minimum."""
     count = max(0, wanted, slot.minimum)
     if count != wanted:
         text = f"{slot.name} gets {count} instead of {wanted}: its minimum is {slot.minimum}"
-        bound.append(Reason(code="pool_minimum", text=text, facts=_facts(slot, wanted, count), pools=(slot.name,)))
+        bound.append(Reason(code="pool_minimum", text=text, facts=_pool_facts(slot, wanted, count), pools=(slot.name,)))
     if slot.maximum is not None and count > slot.maximum:
         text = f"{slot.name} gets {slot.maximum} instead of {count}: it can have no more"
         bound.append(
-            Reason(code="pool_maximum", text=text, facts=_facts(slot, count, slot.maximum), pools=(slot.name,))
+            Reason(code="pool_maximum", text=text, facts=_pool_facts(slot, count, slot.maximum), pools=(slot.name,))
         )
         return slot.maximum
     return count
@@ -122,7 +122,7 @@ def _bounded(slot: PoolDemand, wanted: int, bound: list[Reason]) -> int:
 # --- under the ceilings -----------------------------------------------------------------------------------------------
 
 
-def _under(
+def _under_ceilings(
     slots: Sequence[PoolDemand],
     wanted: dict[str, int],
     now: Mapping[str, int],
@@ -141,12 +141,12 @@ def _under(
     free = [slot for slot in slots if slot.name not in stuck]
     for there in ({slot.name: slot.committed for slot in free}, now):
         running = {slot.name: max(granted[slot.name], min(wanted[slot.name], there[slot.name])) for slot in free}
-        room = _share(free, granted, running, ceilings, room)
+        room = _share_out_room(free, granted, running, ceilings, room)
     going = {s.name: s.draining + (max(0, s.committed - granted[s.name]) if staged else 0) for s in slots}
     later = dict(granted)
-    _share(free, later, wanted, ceilings, room)
+    _share_out_room(free, later, wanted, ceilings, room)
     left_now = [max(0.0, left - ceiling.of(slots, going)) for left, ceiling in zip(room, ceilings, strict=True)]
-    _share(free, granted, wanted, ceilings, left_now)
+    _share_out_room(free, granted, wanted, ceilings, left_now)
     _explain(slots, wanted, later, minima, ceilings, bound)
     late = {name: [granted[name], later[name]] for name in granted if later[name] > granted[name]}
     if late:
@@ -174,13 +174,13 @@ def _minima(
         least = {slot.name: minima[slot.name] for slot in unit}
         if not fits(unit, least, ceilings, room):
             stuck |= {slot.name for slot in unit}
-            least = _least(unit, minima, ceilings, room)
+            least = _smallest_useful_part(unit, minima, ceilings, room)
         granted |= least
         room = [left - ceiling.of(unit, least) for left, ceiling in zip(room, ceilings, strict=True)]
     return granted, room, stuck
 
 
-def _least(
+def _smallest_useful_part(
     unit: Sequence[PoolDemand], minima: Mapping[str, int], ceilings: Sequence[Ceiling], room: Headroom
 ) -> dict[str, int]:
     """Return the smallest useful part of a unit whose minima do not fit."""
@@ -195,7 +195,7 @@ def _least(
     return least if fits(unit, least, ceilings, room) else none
 
 
-def _share(
+def _share_out_room(
     slots: Sequence[PoolDemand],
     granted: dict[str, int],
     upto: Mapping[str, int],
@@ -296,8 +296,8 @@ def _above(
 ) -> dict[str, int]:
     """Raise the sum of GPUs to the floor; the ceilings stay where they are.
 
-    First changes are given up, as few as are enough (`_nearest`). Only where the present fleet is under the floor, more
-    is started: of pools that should grow, else of those that should stay, last of those that should shrink.
+    First changes are given up, as few as are enough (`_nearest_to_floor`). Only where the present fleet is under the
+    floor, more is started: of pools that should grow, else of those that should stay, last of those that should shrink.
 
     Args:
         wanted: what the ceilings left of ``goal``.
@@ -308,14 +308,14 @@ def _above(
         return wanted
     able = [slot for slot in ordered(slots) if slot.name not in stuck and slot.pool.gpus > 0]
     going = {slot.name: slot.draining for slot in slots}
-    raised = _nearest(able, slots, wanted, goal, now, floor, ceilings, going)
+    raised = _nearest_to_floor(able, slots, wanted, goal, now, floor, ceilings, going)
     shrinking = [slot for slot in able if goal[slot.name] < now[slot.name]]
     growing = [slot for slot in able if goal[slot.name] > now[slot.name]]
     idle = [slot for slot in able if goal[slot.name] == now[slot.name]]
     most = {slot.name: UNBOUND if slot.maximum is None else slot.maximum for slot in slots}
     for group in (growing, idle, shrinking):
         there = {slot.name: raised[slot.name] or int(not taken.of(slots, raised)) for slot in slots}
-        raised = _filled(group, slots, raised, most, there, floor, ceilings, going)
+        raised = _raised_to_floor(group, slots, raised, most, there, floor, ceilings, going)
     reached = taken.of(slots, raised)
     changed = {slot.name: raised[slot.name] for slot in slots if raised[slot.name] != wanted[slot.name]}
     if changed:
@@ -329,7 +329,7 @@ def _above(
     return raised
 
 
-def _nearest(
+def _nearest_to_floor(
     able: Sequence[PoolDemand],
     slots: Sequence[PoolDemand],
     wanted: Mapping[str, int],
@@ -392,7 +392,7 @@ def _nearest(
     return {**wanted, **dict(zip((slot.name for slot in moving), counts, strict=True))}
 
 
-def _filled(
+def _raised_to_floor(
     group: Sequence[PoolDemand],
     slots: Sequence[PoolDemand],
     start: Mapping[str, int],
@@ -435,5 +435,5 @@ def _filled(
     return filled
 
 
-def _facts(slot: PoolDemand, wanted: int, got: int) -> dict[str, object]:
+def _pool_facts(slot: PoolDemand, wanted: int, got: int) -> dict[str, object]:
     return {"pool": slot.name, "wanted": wanted, "got": got}

@@ -122,7 +122,7 @@ class TableGrid:
         self.seconds = np.maximum.accumulate(np.stack(rows), axis=0)
 
     def __call__(self, seqs: Floats, kv: Floats) -> Floats:
-        down, right = _place(self.seqs, seqs), _place(self.kv, kv)
+        down, right = _places_between_edges(self.seqs, seqs), _places_between_edges(self.kv, kv)
         rows, columns = len(self.seqs), len(self.kv)
         low, left = (
             np.clip(down.astype(np.int64), 0, max(0, rows - 2)),
@@ -178,7 +178,7 @@ def nonnegative(inputs: Floats, seconds: Floats) -> tuple[float, ...]:
     return tuple(float(each) for each in coefficients)
 
 
-def _place(edges: Floats, values: Floats) -> Floats:
+def _places_between_edges(edges: Floats, values: Floats) -> Floats:
     """Return the place of values between edges, in edges; beyond the last one it continues, below the first it is 0."""
     if len(edges) < 2:
         return np.zeros_like(values)

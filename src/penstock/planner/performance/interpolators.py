@@ -113,10 +113,10 @@ class DecodeInterpolator:
         Where there is none, that of the lowest level: the pool has to serve, as well as it can. What an engine does
         with longer contexts it does with shorter ones, too, whatever noise is in the points.
         """
-        rates = _best(self._levels, self._itl, self._per_gpu, itl)[0]
+        rates = _best_within_target(self._levels, self._itl, self._per_gpu, itl)[0]
         rates = np.maximum.accumulate(rates[::-1])[::-1]
         seconds, here = (self._between(self._levels, np.array([context]), column) for column in (ITL, PER_GPU))
-        _, (usage,), (gap,) = _best(self._levels, seconds, here, itl)
+        _, (usage,), (gap,) = _best_within_target(self._levels, seconds, here, itl)
         per_gpu = float(np.interp(context, self._contexts, rates))
         return BestThroughput(per_gpu, float(usage), float(gap), bool(gap <= itl))
 
@@ -143,7 +143,7 @@ def rows_of(points: Floats) -> list[Floats]:
     grid = 2 * int(counts[counts > 1].sum()) > len(points)
     while len(rows) > 1:
         spans = [high[:, CONTEXT].max() / max(1.0, low[:, CONTEXT].min()) for low, high in pairwise(rows)]
-        able = [place for place, pair in enumerate(pairwise(rows)) if spans[place] <= _alike(*pair, grid=grid)]
+        able = [place for place, pair in enumerate(pairwise(rows)) if spans[place] <= _one_row_span(*pair, grid=grid)]
         if not able:
             break
         at = min(able, key=lambda place: spans[place])
@@ -151,23 +151,23 @@ def rows_of(points: Floats) -> list[Floats]:
     return [row[np.lexsort((row[:, CONTEXT], row[:, USAGE]))] for row in rows]
 
 
-def _alike(low: Floats, high: Floats, *, grid: bool) -> float:
+def _one_row_span(low: Floats, high: Floats, *, grid: bool) -> float:
     """Return the longest over the shortest context up to which two neighbours are one row; below 1 they never are."""
     again = any(
         (np.abs(np.log(np.maximum(LEAST, one)[:, None] / np.maximum(LEAST, other))) < SAME_LOAD).any()
-        for one, other in zip(_loads(low), _loads(high), strict=True)
+        for one, other in zip(_row_loads(low), _row_loads(high), strict=True)
     )
     if again:
         return 0.0 if grid else ALIKE_AGAIN
     return ALIKE_AGAIN if grid and min(len(low), len(high)) > 1 else ALIKE
 
 
-def _loads(row: Floats) -> tuple[Floats, Floats]:
+def _row_loads(row: Floats) -> tuple[Floats, Floats]:
     """Return the fill levels of a row, and a measure of its sequences."""
     return row[:, USAGE], row[:, USAGE] / np.maximum(1.0, row[:, CONTEXT])
 
 
-def _best(levels: Floats, seconds: Floats, rates: Floats, target: float) -> tuple[Floats, Floats, Floats]:
+def _best_within_target(levels: Floats, seconds: Floats, rates: Floats, target: float) -> tuple[Floats, Floats, Floats]:
     """Return the best throughput within a target, with its fill level and seconds, each of shape (k,).
 
     Between a level within the target and one beyond it, the line is cut where it meets the target.

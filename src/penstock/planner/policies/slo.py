@@ -198,7 +198,7 @@ class SloPropose(Remembering):
         backlog = self._backlog(observed, pools, sizing, prediction, lead)
         demand = self._demand(prediction, lead, backlog)
         order = sizing.best(demand, bounds, pools.gpus_most)
-        counted = max(1.0, _rate(prediction, 0.5, 0.0) * KEEP_OVER)
+        counted = max(1.0, _predicted_rate(prediction, 0.5, 0.0) * KEEP_OVER)
         margin = 1.0 + KEEP_MARGIN + KEEP_NOISE / math.sqrt(counted)
         needs: dict[float, FleetCandidate] = {}
         for horizon in (0.0, lead / 2.0, lead):
@@ -207,7 +207,7 @@ class SloPropose(Remembering):
         if idle:
             needs = {horizon: _none(each, bounds) for horizon, each in needs.items()}
             order = _none(order, bounds)
-        expected = ExpectedLoad(lead, _rate(prediction, 0.5, lead), _rate(prediction, 0.9, lead))
+        expected = ExpectedLoad(lead, _predicted_rate(prediction, 0.5, lead), _predicted_rate(prediction, 0.9, lead))
         flips = self._flips(context, observed, pools, sizing, prediction, lead)
         reasons = [each.reason for each in flips]
         gained: dict[Role, int] = {
@@ -223,12 +223,12 @@ class SloPropose(Remembering):
             floors[role] = self._floor(context, observed, sized, now[role], needs, sizing, idle)
         wanted = {role: max(order.workers[role], min(now[role], floors[role].workers)) for role in pools.by_role}
         changing = self.memory.changing
-        if changing is not None and context.at - changing.at < PAUSE and order.gpus <= _gpus(pools, now):
+        if changing is not None and context.at - changing.at < PAUSE and order.gpus <= _gpus_of_workers(pools, now):
             wanted = now  # a worker that changes its role next is not removed, and its coming work is not ordered
         for role, sized in pools.by_role.items():
             if sized.pool.desired == 0 and (observed.without_worker or (observed.queued or 0) > 0):
                 wanted[role] = max(1, wanted[role])
-        wanted = _within(wanted, order, pools)
+        wanted = _within_gpu_ceiling(wanted, order, pools)
         reasons += [
             reason(sized, now[role], wanted[role], order, floors[role], expected)
             for role, sized in pools.by_role.items()
@@ -243,7 +243,7 @@ class SloPropose(Remembering):
         chosen = sizing.candidate(wanted, demand, bounds)
         evidence = {
             "lead": lead,
-            "demand": {"mean": round(demand.mean, 3), "q90": _rate(prediction, 0.9, lead)},
+            "demand": {"mean": round(demand.mean, 3), "q90": _predicted_rate(prediction, 0.9, lead)},
             "backlog": round(backlog, 3),
             "speed": {role: self.speeds.of(role).source for role in pools.by_role},
             "overhead": round(self.memory.extra, 4),
@@ -427,18 +427,18 @@ def _none(fleet: FleetCandidate, bounds: Mapping[Role, Bounds]) -> FleetCandidat
     return fleet._replace(workers={role: bound.least for role, bound in bounds.items()})
 
 
-def _rate(prediction: Prediction, rank: float, horizon: float) -> float:
+def _predicted_rate(prediction: Prediction, rank: float, horizon: float) -> float:
     return round(float(np.interp(horizon, prediction.horizons, prediction.quantiles[rank])), 2)
 
 
-def _gpus(pools: SloPools, workers: Mapping[Role, int]) -> int:
+def _gpus_of_workers(pools: SloPools, workers: Mapping[Role, int]) -> int:
     return sum(pools.by_role[role].pool.gpus * count for role, count in workers.items())
 
 
-def _within(wanted: Mapping[Role, int], order: FleetCandidate, pools: SloPools) -> dict[Role, int]:
+def _within_gpu_ceiling(wanted: Mapping[Role, int], order: FleetCandidate, pools: SloPools) -> dict[Role, int]:
     """Return numbers that fit under the ceiling: workers kept beyond the cheapest fleet give way to ordered ones."""
     workers = dict(wanted)
-    while _gpus(pools, workers) > pools.gpus_most:
+    while _gpus_of_workers(pools, workers) > pools.gpus_most:
         role = max(workers, key=lambda each: workers[each] - order.workers[each])
         if workers[role] <= order.workers[role]:
             break

@@ -38,7 +38,7 @@ class StartUpTimes(msgspec.Struct):
 
     def note(self, model: str, state: PoolState) -> None:
         """Add the start-up times in an observation."""
-        for key, new in ((_key(model, state), state.start_up_times), (_asleep(model, state), state.wake_times)):
+        for key, new in ((_times_key(model, state), state.start_up_times), (_asleep(model, state), state.wake_times)):
             if new:
                 times = self.times.setdefault(key, [])
                 times += new
@@ -53,7 +53,7 @@ class StartUpTimes(msgspec.Struct):
         if state.asleep and (woken := self.times.get(_asleep(model, state))):
             return percentile(sorted(woken), q)
         for warm in (state.warm, not state.warm):
-            times = self.times.get(_key(model, state, warm))
+            times = self.times.get(_times_key(model, state, warm))
             if times:
                 return percentile(sorted(times), q)
         late = [age for age in state.starting if self.assumed <= age <= BEYOND * self.assumed]
@@ -61,7 +61,7 @@ class StartUpTimes(msgspec.Struct):
 
     def measured(self, model: str, state: PoolState) -> int:
         """Return how many start-ups of this kind are known."""
-        return len(self.times.get(_key(model, state), ()))
+        return len(self.times.get(_times_key(model, state), ()))
 
     def coming(self, model: str, state: PoolState, deadline: float) -> StartingReplica:
         """Return when the starting replicas are expected; those older than ``deadline`` seconds no longer count."""
@@ -74,6 +74,6 @@ def _asleep(model: str, state: PoolState) -> str:
     return f"{model}|{state.pool.variant}|{state.pool.gpus}|asleep"
 
 
-def _key(model: str, state: PoolState, warm: bool | None = None) -> str:
+def _times_key(model: str, state: PoolState, warm: bool | None = None) -> str:
     pool, warm = state.pool, state.warm if warm is None else warm
     return f"{model}|{pool.variant}|{pool.gpus}|{'warm' if warm else 'cold'}"

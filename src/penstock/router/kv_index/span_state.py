@@ -47,7 +47,7 @@ def restore(table: SpanTable, state: SpanTableState) -> None:
     table.aliases = {1 << slot: names for slot, names in state.aliases.items()}
     table.copies.restore(state.copies)
     table.alive = mask_of(state.alive)
-    table.counts = _counts(table)
+    table.counts = _blocks_per_worker(table)
     table.unfiled, table.free = state.unfiled, state.free
     table.age = OrderedDict.fromkeys(state.age)
     table.released, table.cursor = state.released, state.cursor
@@ -69,7 +69,7 @@ def check(table: SpanTable, pairs: list[int]) -> None:
             raise InvariantError(f"span {number} is empty or its columns differ in length")
         if any(table.by_hash.get(key) != number for key in filed_keys(span)):
             raise InvariantError(f"a block of span {number} is filed elsewhere")
-    counts = _counts(table)
+    counts = _blocks_per_worker(table)
     for bit, count in counts.items():
         pairs[bit.bit_length() - 1] += count
     if counts != table.counts:
@@ -101,7 +101,7 @@ def check(table: SpanTable, pairs: list[int]) -> None:
         raise InvariantError("the spans' ages and the spans differ")
 
 
-def _counts(table: SpanTable) -> Counter[int]:
+def _blocks_per_worker(table: SpanTable) -> Counter[int]:
     """Count what each worker that is there holds. Cost: walks everything."""
     counts: Counter[int] = Counter()
     for _, span in table.numbered():

@@ -107,17 +107,17 @@ def usable(
     if not ends or not windows:
         return ends
     chain = array("Q", blocks[: ends[-1][0]])
-    runs = [_runs(window, chain) for window in windows]
+    runs = [_runs_of_chain(window, chain) for window in windows]
     for _ in range(ROUNDS):  # what one kind of layers cuts, another may have to cut further
         before = ends
         for window, its_runs in zip(windows, runs, strict=True):
-            ends = _cut(window, its_runs, ends, at)
+            ends = _prefixes_within_runs(window, its_runs, ends, at)
         if ends == before:
             return ends
     return []
 
 
-def _runs(window: AttentionWindow, blocks: "array[int]") -> list[tuple[int, int, int]]:
+def _runs_of_chain(window: AttentionWindow, blocks: "array[int]") -> list[tuple[int, int, int]]:
     """Return (start, end, workers) of each run of a chain's blocks that workers hold, the last one first."""
     spans, alive = window.spans, window.spans.alive & window.workers
     runs: list[tuple[int, int, int]] = []
@@ -148,7 +148,7 @@ def _runs(window: AttentionWindow, blocks: "array[int]") -> list[tuple[int, int,
     return runs
 
 
-def _cut(
+def _prefixes_within_runs(
     window: AttentionWindow, runs: list[tuple[int, int, int]], ends: list[tuple[int, int]], at: int
 ) -> list[tuple[int, int]]:
     """Return the deepest prefixes that end within a run, far enough from its start or from the prompt's."""

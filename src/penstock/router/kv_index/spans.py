@@ -88,7 +88,7 @@ class Spans(SpanTable):
                     )
                     if not clean:
                         self._file(number)  # an alias leads to each block by itself
-                number = self._take(number, position, position + taken, bit, tail)
+                number = self._add_holder(number, position, position + taken, bit, tail)
                 tail = number
             if not clean:
                 unhashed_blocks.append((i, i + taken))
@@ -236,7 +236,7 @@ class Spans(SpanTable):
             raise InvariantError("a block that was absent a moment ago is present")
         return keep
 
-    def _take(self, number: int, low: int, high: int, bit: int, tail: int | None) -> int:
+    def _add_holder(self, number: int, low: int, high: int, bit: int, tail: int | None) -> int:
         """Add a holder to blocks [low, high) of a span. Return the span that holds the last of them."""
         span = self._clean(number)
         if span.mask & bit:

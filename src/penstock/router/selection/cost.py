@@ -53,7 +53,7 @@ def block_cost(demand: RequestDemand, candidate: Candidate, settings: CostSettin
     isl, blocks = prompt.isl, prompt.blocks
     transfer = 0.0
     if demand.handed:
-        transfer = settings.transfer_scale * candidate.distance * _missing(demand, overlap)
+        transfer = settings.transfer_scale * candidate.distance * _missing_blocks(demand, overlap)
         isl, overlap = 0, NOTHING  # no cached block saves any prefill here
     queued, device = load.prefill_tokens, overlap.device
     excess = (queued - demand.least_prefill) / size / (len(blocks) + demand.unhashed_blocks or 1)
@@ -100,7 +100,7 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
     queue = 1e3 * speed.prefill_slope * load.prefill_tokens
     transfer = TRANSFER_MS_PER_BLOCK * overlap.lower
     if demand.handed:
-        transfer = demand.ms_per_block * candidate.distance * _missing(demand, overlap)
+        transfer = demand.ms_per_block * candidate.distance * _missing_blocks(demand, overlap)
     used = load.blocks_with(demand.prompt.blocks, demand.unhashed_blocks)
     decode = 1e3 * speed.decode_slope * used * demand.osl
     adapter = 1e3 * candidate.adapter
@@ -126,7 +126,7 @@ def latency_cost(demand: RequestDemand, candidate: Candidate, settings: CostSett
 COSTS: dict[str, CostFunction] = {"blocks": block_cost, "latency": latency_cost}
 
 
-def _missing(demand: RequestDemand, overlap: HeldBlocks) -> int:
+def _missing_blocks(demand: RequestDemand, overlap: HeldBlocks) -> int:
     """Return how many of a prompt's blocks a worker does not hold on its device."""
     return max(0, len(demand.prompt.blocks) + demand.unhashed_blocks - overlap.device)
 
@@ -226,16 +226,16 @@ class CostTable(Sequence[Cost]):
         of, place = self._of, range(len(self))[index]
         lower = [column.item(place) for column in of.lower]
         host, disk, costly = (*lower, 0, 0, 0)[:3]
-        held = HeldBlocks(_at(of.device, place), host, disk, SOURCES[_at(of.source, place)], costly)
+        held = HeldBlocks(_column_value(of.device, place), host, disk, SOURCES[_column_value(of.source, place)], costly)
         load = _Load(of.queued.item(place), of.requests.item(place), of.blocks.item(place), self._after.item(place))
-        speed = Speed(*[_at(column, place) for column in of.speed])
+        speed = Speed(*[_column_value(column, place) for column in of.speed])
         candidate = Candidate(
             self._targets[place][0],
             held,
             load,
             speed,
-            _at(of.distance, place),
-            _at(of.adapter, place),
+            _column_value(of.distance, place),
+            _column_value(of.adapter, place),
         )
         row = COSTS[self._settings.kind](self._demand, candidate, self._settings)
         if self._added:
@@ -280,7 +280,7 @@ class CostTable(Sequence[Cost]):
     def cached_at(self, place: int) -> tuple[int, int]:
         """Return the cached tokens of the candidate at a place, and its blocks on the device."""
         of = self._of
-        held = HeldBlocks(_at(of.device, place), *[column.item(place) for column in of.lower[:2]])
+        held = HeldBlocks(_column_value(of.device, place), *[column.item(place) for column in of.lower[:2]])
         return cached_tokens(self._demand, held), held.device
 
     @property
@@ -314,7 +314,7 @@ class CostTable(Sequence[Cost]):
         return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
 
 
-def _at(column: Any, place: int) -> Any:
+def _column_value(column: Any, place: int) -> Any:
     return column.item(place) if isinstance(column, np.ndarray) else column
 
 

@@ -83,7 +83,7 @@ class DecisionSummaries:
             line = _encode(decision)
             if len(line) <= BYTES_MAX:
                 return line, line, False
-        short, line = _bounded(summary(decision))
+        short, line = _summary_within_bytes(summary(decision))
         last = self._whole.get(decision.model)
         drawn = xxhash.xxh3_64_intdigest(decision.request.encode()) < self._share() * 2.0**64
         apart = max(SECOND, WHOLE_EVERY * len(decision.candidates))
@@ -103,13 +103,13 @@ def summary(decision: Decision) -> Decision:
     left = len(costs) - ROWS_MAX
     return msgspec.structs.replace(
         decision,
-        candidates=[costs[place] for place in _places(decision)] if left > 0 else costs,
+        candidates=[costs[place] for place in _summary_places(decision)] if left > 0 else costs,
         left_out=max(0, left),
         excluded=_by_reason(excluded) if len(excluded) > REASONS_MAX else excluded,
     )
 
 
-def _places(decision: Decision) -> list[int]:
+def _summary_places(decision: Decision) -> list[int]:
     """Return the places of the candidates that a summary has, the most telling first."""
     costs = decision.candidates
     cheap, chosen = ranked(costs, ROWS_MAX), place_of(costs, decision.chosen)
@@ -132,7 +132,7 @@ def _by_reason(excluded: Sequence[Excluded]) -> list[Excluded]:
     return found
 
 
-def _bounded(short: Decision) -> tuple[Decision, bytes]:
+def _summary_within_bytes(short: Decision) -> tuple[Decision, bytes]:
     """Return a summary that has at most `BYTES_MAX` bytes as JSON, and that JSON."""
     line = _encode(short)
     while len(line) > BYTES_MAX and len(short.candidates) > 2:

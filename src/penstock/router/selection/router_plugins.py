@@ -184,7 +184,7 @@ class RouterPlugins:
                 answer = self.call(name, len(candidates), each.exclude, request, candidates)
                 reasons_of_one = {range(len(candidates))[place]: str(why) for place, why in dict(answer).items()}
             except Exception as error:  # noqa: BLE001 - others' code: whatever it does wrong, requests go on without it
-                self.leave_out(name, _raised(error))
+                self.leave_out(name, _failure_reason(error))
                 continue
             for place, why in reasons_of_one.items():
                 reasons.setdefault(place, f"{why[:REASON_MAX]} (filter {name})")
@@ -200,7 +200,7 @@ class RouterPlugins:
                 with np.errstate(all="ignore"):
                     weighted = weight * scores
             except Exception as error:  # noqa: BLE001 - as above
-                self.leave_out(name, _raised(error))
+                self.leave_out(name, _failure_reason(error))
                 continue
             if scores.shape != (len(candidates),):
                 text = f"its scores have the shape {scores.shape} for {counted(len(candidates), 'candidate')}"
@@ -230,7 +230,7 @@ def plugin_of(name: str, settings: RouterPluginSettings) -> Any:
         )
     make = extension.entry(seam, name, where)
     try:
-        plugin = make(**{option: _value(text) for option, text in settings.options.items()})
+        plugin = make(**{option: _option_value(text) for option, text in settings.options.items()})
     except ConfigError:
         raise
     except Exception as error:
@@ -240,7 +240,7 @@ def plugin_of(name: str, settings: RouterPluginSettings) -> Any:
     return plugin
 
 
-def _value(text: str) -> Any:
+def _option_value(text: str) -> Any:
     """Return what JSON says, or the text itself."""
     try:
         return msgspec.json.decode(text)
@@ -248,7 +248,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _raised(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     return f"it raised {type(error).__name__}: {error}"
 
 

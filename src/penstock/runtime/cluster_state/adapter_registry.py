@@ -173,9 +173,9 @@ class AdapterRegistry:
             known=lambda: [prefix + name for name in specs],
             put=put,
             deleted=deleted,
-            frozen=_ignored,
+            frozen=_keep_last_adapters,
         )
 
 
-def _ignored(error: StoreUnavailable | None) -> None:
+def _keep_last_adapters(error: StoreUnavailable | None) -> None:
     """A store that can't be read changes nothing: the last word still counts."""

@@ -10,19 +10,19 @@ from penstock.runtime.cluster_state.desired_state import DrainSpec, DrainStatus,
 TIMEOUT_MAX = 86_400.0
 
 
-def _described(**schema: int) -> msgspec.Meta:
+def _schema_limit(**schema: int) -> msgspec.Meta:
     """Describe a limit that the route checks, with an error of its own."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
-Timeout = Annotated[float, _described(minimum=0, maximum=round(TIMEOUT_MAX))]
+Timeout = Annotated[float, _schema_limit(minimum=0, maximum=round(TIMEOUT_MAX))]
 DrainKind = Literal["engine", "server", "frontend"]
 
 
 class ScaleBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/scale: pool -> replicas."""
 
-    pools: Annotated[dict[str, Annotated[int, _described(minimum=0)]], _described(minProperties=1)]
+    pools: Annotated[dict[str, Annotated[int, _schema_limit(minimum=0)]], _schema_limit(minProperties=1)]
 
 
 class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class AdapterWorkersBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /admin/adapters: on how many workers an adapter is to be at any time; None is what the settings say."""
 
     name: str
-    workers: Annotated[int, _described(minimum=0)] | None = None
+    workers: Annotated[int, _schema_limit(minimum=0)] | None = None
 
 
 class AdapterState(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ class JetStreamHistory:
         try:
             await self._made()
         except (Error, OSError, TimeoutError) as error:
-            self._tell("made", error)
+            self._log_failure("made", error)
 
     async def published(
         self, where: str, sequence: int, whole: Callable[[], list[SnapshotPart]], *, lost: bool = False
@@ -86,7 +86,7 @@ class JetStreamHistory:
             await self._write(js, where, whole)
         except (Error, OSError, TimeoutError) as error:
             self._due.add(where)
-            self._tell("written", error)
+            self._log_failure("written", error)
 
     async def forget(self, where: str) -> None:
         """A worker is gone for good: drop the history of its subject."""
@@ -126,7 +126,7 @@ class JetStreamHistory:
         newest = before[0].sequence if before else -1
         return [*before, *(part for part in after if part.epoch == epoch and part.sequence > newest)]
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _log_failure(self, what: str, error: Exception) -> None:
         self.failures += 1
         if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th...: one comes with every batch
             log.warning("JetStream's copy of KV events can't be %s: %s", what, error)

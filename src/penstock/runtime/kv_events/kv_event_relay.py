@@ -219,9 +219,9 @@ class KvEventRelay:
         log.error("the relay of %s does not hear any more: %s", self._target, error)
 
     def _observed(self, batch: KvBatch) -> None:
-        self._take(self._stream.observe(self._of_engine(batch)))
+        self._apply_outcome(self._stream.observe(self._of_engine(batch)))
 
-    def _take(self, outcome: StreamOutcome) -> None:
+    def _apply_outcome(self, outcome: StreamOutcome) -> None:
         events: list[KvEvent] = []
         if outcome.clear:
             self.holdings.clear()
@@ -242,7 +242,7 @@ class KvEventRelay:
     async def _replay(self, first: int) -> None:
         answer = await self._subscriber.replay(first, REPLAY_TIMEOUT)
         batches = None if answer is None else [self._of_engine(batch) for batch in answer]
-        self._take(self._stream.replayed(ReplayEnded(id=0, batches=batches)))
+        self._apply_outcome(self._stream.replayed(ReplayEnded(id=0, batches=batches)))
 
     def _of_engine(self, batch: KvBatch) -> KvObserved:
         return KvObserved(
@@ -250,7 +250,7 @@ class KvEventRelay:
         )
 
     def _lost(self, reason: str) -> None:
-        self._take(self._stream.lost(reason))
+        self._apply_outcome(self._stream.lost(reason))
 
     # --- to the routers ---------------------------------------------------------------------------------------------
 

@@ -218,12 +218,12 @@ class KvRelayFeed:
             return decode(SnapshotPart, raw, self._subjects[kind], self._secret)
         except ForeignMessage as error:
             self.foreign += 1
-            self._tell(self.foreign, error)
+            self._log_left_out(self.foreign, error)
         except (NewerVersion, msgspec.DecodeError) as error:
             self.malformed += 1
-            self._tell(self.malformed, error)
+            self._log_left_out(self.malformed, error)
         return None
 
-    def _tell(self, count: int, error: Exception) -> None:
+    def _log_left_out(self, count: int, error: Exception) -> None:
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th...: a flood must not fill the log
             log.warning("relayed message %d left out: %s", count, error)

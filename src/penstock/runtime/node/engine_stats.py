@@ -339,16 +339,16 @@ def described(window: StatsWindow, now: float) -> StepsStatus:
         wall_window_s=round(window.seconds, 3),
         wall_age_s=round(now - window.at, 3),
         wall_passes=steps.passes,
-        wall_pass_ms=_share(steps.wall, steps.passes, 1e3),
-        wall_prefill_tokens_per_s=_share(steps.prefill_tokens, window.seconds),
-        wall_decode_tokens_per_s=_share(steps.decode_seqs, window.seconds),
-        wall_decode_seqs=_share(steps.decode_seqs, steps.passes),
-        wall_decode_kv_tokens=_share(steps.decode_kv, steps.passes),
-        wall_queued_requests=_share(steps.queued_requests, steps.passes),
-        wall_queued_prefill_tokens=_share(steps.queued_prefill_tokens, steps.passes),
+        wall_pass_ms=_scaled_share(steps.wall, steps.passes, 1e3),
+        wall_prefill_tokens_per_s=_scaled_share(steps.prefill_tokens, window.seconds),
+        wall_decode_tokens_per_s=_scaled_share(steps.decode_seqs, window.seconds),
+        wall_decode_seqs=_scaled_share(steps.decode_seqs, steps.passes),
+        wall_decode_kv_tokens=_scaled_share(steps.decode_kv, steps.passes),
+        wall_queued_requests=_scaled_share(steps.queued_requests, steps.passes),
+        wall_queued_prefill_tokens=_scaled_share(steps.queued_prefill_tokens, steps.passes),
         estimated=list(steps.estimated),
     )
 
 
-def _share(part: float | None, whole: float, scale: float = 1.0) -> float | None:
+def _scaled_share(part: float | None, whole: float, scale: float = 1.0) -> float | None:
     return None if part is None or not whole else round(part * scale / whole, 3)

@@ -55,7 +55,7 @@ class Ticket:
             self.attempt = answer.attempt
         return answer
 
-    def _tell(self, answer: Dispatch | Closed) -> None:
+    def _add_answer(self, answer: Dispatch | Closed) -> None:
         self._answers.append(answer)
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -161,14 +161,14 @@ class Tickets:
             self.unknown += 1
             return
         ticket.aborted = False
-        ticket._tell(effect)
-        self._tell(now, effect)
+        ticket._add_answer(effect)
+        self._call_listeners(now, effect)
 
     def _abort(self, now: Nanos, _: str, effect: Abort) -> None:
         ticket = self._open.get(effect.id)
         if ticket is not None:
             ticket.aborted = True
-        self._tell(now, effect)
+        self._call_listeners(now, effect)
 
     def _closed(self, now: Nanos, _: str, effect: Closed) -> None:
         ticket = self._open.pop(effect.id, None)
@@ -176,12 +176,12 @@ class Tickets:
             self.unknown += 1
         else:
             ticket.closed = effect
-            ticket._tell(effect)
-        self._tell(now, effect)
+            ticket._add_answer(effect)
+        self._call_listeners(now, effect)
 
     def _release(self, now: Nanos, _: str, effect: Release) -> None:
-        self._tell(now, effect)
+        self._call_listeners(now, effect)
 
-    def _tell(self, now: Nanos, effect: Effect) -> None:
+    def _call_listeners(self, now: Nanos, effect: Effect) -> None:
         for listener in self._listeners:
             listener(now, effect)

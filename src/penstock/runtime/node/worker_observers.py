@@ -37,7 +37,7 @@ class WorkerObservers:
         """Observers that ended by our own bug."""
         self._live = live
         self._router = router
-        self.stats = EngineStats(settings.engine_stats, self._look, name, http(), self._priced)
+        self.stats = EngineStats(settings.engine_stats, self._sample_loads, name, http(), self._priced)
         self.canary = Canary(settings.canary, self._busy, self._cordon, http())
 
     def start(self, card: WorkerCard) -> None:
@@ -74,7 +74,7 @@ class WorkerObservers:
             self.faults += 1
             log.exception("there are no %s of workers any more", what)
 
-    def _look(self, workers: Sequence[WorkerId]) -> list[LoadLook]:
+    def _sample_loads(self, workers: Sequence[WorkerId]) -> list[LoadLook]:
         """Sample what is placed on workers. Cost: O(workers + all in flight)."""
         placed: dict[WorkerId, list[Active]] = {}
         for pool in self._router.pools.values():

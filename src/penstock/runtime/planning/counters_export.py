@@ -60,7 +60,7 @@ class CountersExport:
 
     def export(self, now: int) -> FrontendCounters:
         """Return all counters as they are; ``now``: the router's time. About 5 us per worker."""
-        self._take()
+        self._collect_passes()
         queued = {model: self._router.waiting(model) for model in self._router.pools}
         for copy, model in self.counts.copies.items():
             request = self._router.requests.get(RequestId(copy))
@@ -75,14 +75,14 @@ class CountersExport:
         engines = tuple(self._engine(worker, now) for worker in self._router.roster)
         return FrontendCounters(name=self._name, models=models, engines=engines)
 
-    def _take(self) -> None:
+    def _collect_passes(self) -> None:
         there = {(worker.card.id, worker.card.epoch) for worker in self._router.roster}
         epochs = dict(there)
         for worker, steps in self._stats.take(READER).items():
             if worker in epochs:
                 place = (worker, epochs[worker])
                 known = self._passes.get(place)
-                self._passes[place] = steps if known is None else _added(known, steps)
+                self._passes[place] = steps if known is None else _passes_with_window(known, steps)
         for ended in self._passes.keys() - there:
             del self._passes[ended]
 
@@ -113,7 +113,7 @@ def flips(card: WorkerCard) -> bool:
     return card.engine == "sim" or card.handoff is not None
 
 
-def _added(known: StepStats, steps: StepStats) -> StepStats:
+def _passes_with_window(known: StepStats, steps: StepStats) -> StepStats:
     """Add a window. A sum that one of them lacks must not be lost for ever: it continues from the other's value."""
     changes: Mapping[str, Any] = {
         name: getattr(steps, name) if getattr(known, name) is None else getattr(known, name)

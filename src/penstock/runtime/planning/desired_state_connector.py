@@ -95,7 +95,7 @@ def pool_of_status(status: PoolStatus, spec: PoolSpec | None, gpus: int | None =
 
 def refusals(pools: Mapping[str, PoolStatus], targets: Mapping[str, int]) -> dict[str, str]:
     """Return why pools can't have as many replicas as they should, by pool; those that can are absent."""
-    reasons = {name: _refusal(pools.get(name), replicas) for name, replicas in targets.items()}
+    reasons = {name: _scaling_refusal(pools.get(name), replicas) for name, replicas in targets.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -107,7 +107,7 @@ def flipped(pools: Mapping[str, PoolStatus], flips: Sequence[Flip]) -> Iterator[
             yield worker, flip.to
 
 
-def _refusal(status: PoolStatus | None, replicas: int) -> str | None:
+def _scaling_refusal(status: PoolStatus | None, replicas: int) -> str | None:
     """Return why a pool can't have so many replicas, or None where it can."""
     if status is None:
         return "its supervisor does not report it any more"

@@ -83,7 +83,7 @@ class PlannerDriver:
         self._host: _OutsidePlugins | None = None
         self._tasks = BackgroundTasks()
         self._save_lock = asyncio.Lock()
-        self.live.on(Observe, self._look)
+        self.live.on(Observe, self._begin_observation)
         self.live.on(Scale, self._scale)
         self.live.on(AskPlugin, self._ask)
         self.live.on(Ticked, self._ticked)
@@ -126,7 +126,7 @@ class PlannerDriver:
 
     # --- carriers -----------------------------------------------------------------------------------------------------
 
-    def _look(self, now: Nanos, sender: str, effect: Observe) -> None:
+    def _begin_observation(self, now: Nanos, sender: str, effect: Observe) -> None:
         self._begin(self._looked(seconds(now), effect.id))
 
     async def _looked(self, at: float, id: int) -> None:

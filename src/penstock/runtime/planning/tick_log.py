@@ -114,7 +114,7 @@ class TickLog:
         if self.journal is not None:
             await asyncio.to_thread(self.journal.flush)
         if self._store is not None:
-            await self._say(self._store, report)
+            await self._write_report(self._store, report)
         self.ticked_once.set()
 
     def saw(self, observation: Observation) -> None:
@@ -130,7 +130,7 @@ class TickLog:
             except StoreUnavailable as error:
                 log.warning("the planner's last report stays until its lease ends: %s", error)
 
-    async def _say(self, store: Store, report: PlannerReport) -> None:
+    async def _write_report(self, store: Store, report: PlannerReport) -> None:
         try:
             await store.put(REPORT, msgspec.json.encode(report), ttl=self._ttl)
             self._unsaid = 0

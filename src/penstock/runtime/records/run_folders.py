@@ -27,7 +27,8 @@ class RunFolderInfo(NamedTuple):
 
 def runs_of(root: Path) -> list[RunFolderInfo]:
     """Return the run folders under a folder, the oldest first. A folder without a readable run.json is none."""
-    runs = [run for run in (_run(path) for path in sorted(root.iterdir())) if run is not None] if root.is_dir() else []
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    runs = [run for run in map(_run_info, paths) if run is not None]
     return sorted(runs, key=lambda run: run.started)
 
 
@@ -37,7 +38,7 @@ def run_of(path: Path) -> RunFolderInfo:
     Raises:
         ConfigError: it is no run folder.
     """
-    run = _run(path)
+    run = _run_info(path)
     if run is None:
         raise ConfigError(f"{path} is not a run folder", hint="'penstock runs ls' lists them")
     return run
@@ -77,7 +78,7 @@ def remove(run: RunFolderInfo) -> None:
         raise ConfigError(f"{run.path} can't be deleted: {error}") from error
 
 
-def _run(path: Path) -> RunFolderInfo | None:
+def _run_info(path: Path) -> RunFolderInfo | None:
     try:
         info = json.loads((path / "run.json").read_bytes())
         command, pid, started = str(info["command"]), int(info["pid"]), info["clock_anchor"]["wall_ns"] / 1e9
@@ -85,14 +86,14 @@ def _run(path: Path) -> RunFolderInfo | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     size, written = 0, started
-    for status in _files(path):
+    for status in _file_stats(path):
         size += status.st_size
         written = max(written, status.st_mtime)
     live = time.time() - written < WRITTEN_LATELY or _alive(pid, owned)
     return RunFolderInfo(path, command, started, written, size, live)
 
 
-def _files(path: Path) -> Iterator[os.stat_result]:
+def _file_stats(path: Path) -> Iterator[os.stat_result]:
     for folder, _, names in os.walk(path):
         for name in names:
             try:

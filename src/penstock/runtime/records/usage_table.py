@@ -52,10 +52,10 @@ _decode = msgspec.json.Decoder(UsageFields).decode
 
 def tokens_of(record: RequestRecord) -> tuple[int, int, int]:
     """Return the prompt, cached and output tokens that a request took; none where no engine had it."""
-    return _tokens(bool(record.legs), record.isl, record.cached, record.osl)
+    return _served_tokens(bool(record.legs), record.isl, record.cached, record.osl)
 
 
-def _tokens(sent: bool, prompt: int | None, cached: int | None, output: int) -> tuple[int, int, int]:
+def _served_tokens(sent: bool, prompt: int | None, cached: int | None, output: int) -> tuple[int, int, int]:
     return (prompt or 0, cached or 0, output) if sent else (0, 0, 0)
 
 
@@ -73,7 +73,7 @@ def summed(lines: Iterable[bytes], start: float = 0.0) -> list[UsageRow]:
         row = rows.get(name)
         if row is None:
             row = rows[name] = UsageRow(tenant=record.tenant, key=record.key)
-        prompt, cached, output = _tokens(bool(record.legs), record.prompt, record.cached, record.osl)
+        prompt, cached, output = _served_tokens(bool(record.legs), record.prompt, record.cached, record.osl)
         row.requests += 1
         row.ok += record.outcome == "ok"
         row.prompt_tokens += prompt

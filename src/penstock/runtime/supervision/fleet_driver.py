@@ -258,7 +258,7 @@ class FleetDriver:
     """
 
     def __init__(self, settings: SuperviseSettings, runner: Runner, hooks: FleetHooks, *, gpus: GpuAllocator) -> None:
-        self.fleet = Fleet(_times(settings), gpus)
+        self.fleet = Fleet(_fleet_times(settings), gpus)
         self.runner = runner
         self._hooks = hooks
         self.watched: Callable[[Nanos, str, Event, Sequence[Effect]], None] = lambda now, name, event, effects: None
@@ -282,15 +282,15 @@ class FleetDriver:
         """Revision of the fleet that watchers know of."""
         self._closing = False
         carriers: dict[type[Effect], Callable[[Any], object]] = {
-            events.Spawn: lambda e: self._do(e.worker, partial(self._spawn, e), waits=True),
-            events.Probe: lambda e: self._do(e.worker, partial(self._probe, e), waits=True),
-            events.Sleep: lambda e: self._do(e.worker, partial(self._sleep, e), waits=True),
-            events.Rouse: lambda e: self._do(e.worker, partial(self._rouse, e), waits=True),
-            events.PublishReplica: lambda e: self._do(e.worker, partial(self._publish, e), waits=True),
-            events.CountRequests: lambda e: self._do(e.worker, partial(self._count, e), waits=True),
-            events.MarkSilent: lambda e: self._do(e.worker, partial(self._mark_silent, e), waits=False),
-            events.Withdraw: lambda e: self._do(e.worker, partial(self._withdraw, e), waits=False),
-            events.Stop: lambda e: self._do(e.worker, partial(self._stop, e), waits=False),
+            events.Spawn: lambda e: self._queue_work(e.worker, partial(self._spawn, e), waits=True),
+            events.Probe: lambda e: self._queue_work(e.worker, partial(self._probe, e), waits=True),
+            events.Sleep: lambda e: self._queue_work(e.worker, partial(self._sleep, e), waits=True),
+            events.Rouse: lambda e: self._queue_work(e.worker, partial(self._rouse, e), waits=True),
+            events.PublishReplica: lambda e: self._queue_work(e.worker, partial(self._publish, e), waits=True),
+            events.CountRequests: lambda e: self._queue_work(e.worker, partial(self._count, e), waits=True),
+            events.MarkSilent: lambda e: self._queue_work(e.worker, partial(self._mark_silent, e), waits=False),
+            events.Withdraw: lambda e: self._queue_work(e.worker, partial(self._withdraw, e), waits=False),
+            events.Stop: lambda e: self._queue_work(e.worker, partial(self._stop, e), waits=False),
             events.Forget: self._forget,
             events.ReplaceFrontend: lambda e: self._tasks.spawn(
                 self._replace_frontend(e), f"replace-frontend-{e.index}"
@@ -316,7 +316,7 @@ class FleetDriver:
     def use(self, settings: SuperviseSettings) -> None:
         """Use these settings from now on."""
         self.runner.settings = settings
-        self.post(events.TimesChanged(times=_times(settings)))
+        self.post(events.TimesChanged(times=_fleet_times(settings)))
 
     def post(self, event: Event) -> None:
         """Tell the fleet what is desired, or what happened."""
@@ -534,7 +534,7 @@ class FleetDriver:
             await self._hooks.sleep(self.runner.process(worker))
             memory = self.runner.host_memory(worker)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
-            reason = _reason(worker, error)
+            reason = _failure_text(worker, error)
             log.warning("%s could not be put to sleep, so it is ended: %s", worker, reason)
             self.post(events.SleepFailed(worker=worker, serial=effect.serial, reason=reason))
         else:
@@ -546,7 +546,7 @@ class FleetDriver:
             await self._hooks.wake(self.runner.process(worker))
             self.runner.mark_asleep(worker, False)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
-            reason = f"could not be woken: {_reason(worker, error)}"
+            reason = f"could not be woken: {_failure_text(worker, error)}"
             self.post(events.Died(worker=worker, serial=effect.serial, reason=reason, restart=0.0))
         else:
             self.post(events.Awoke(worker=worker, serial=effect.serial))
@@ -561,7 +561,7 @@ class FleetDriver:
             engine = self._urls[worker] if worker in self._urls else self.runner.process(worker)
             await self._hooks.publish(engine, effect.role, draining=effect.draining)
         except Exception as error:  # noqa: BLE001  # supervision boundary, as above
-            self.post(events.PublishFailed(worker=worker, serial=serial, reason=_reason(worker, error)))
+            self.post(events.PublishFailed(worker=worker, serial=serial, reason=_failure_text(worker, error)))
             return
         if not effect.draining:
             self.post(events.Published(worker=worker, serial=serial))
@@ -588,7 +588,7 @@ class FleetDriver:
         try:
             await self._hooks.replace_frontend(effect.index)
         except Exception as error:  # noqa: BLE001  # supervision boundary: the next restart must still be followed
-            problem = _reason(f"frontend-{effect.index}", error)
+            problem = _failure_text(f"frontend-{effect.index}", error)
         self.post(events.FrontendReplaced(index=effect.index, problem=problem))
 
     def _forget(self, effect: events.Forget) -> None:
@@ -608,12 +608,12 @@ class FleetDriver:
         self._hooks.report(effect)
 
     def _died(self, effect: events.Spawn | events.Probe, error: Exception) -> None:
-        reason = _reason(effect.worker, error)
+        reason = _failure_text(effect.worker, error)
         self.post(events.Died(worker=effect.worker, serial=effect.serial, reason=reason))
 
     # --- internals ----------------------------------------------------------------------------------------------------
 
-    def _do(self, worker: str, do: Callable[[], Coroutine[Any, Any, None]], *, waits: bool) -> None:
+    def _queue_work(self, worker: str, do: Callable[[], Coroutine[Any, Any, None]], *, waits: bool) -> None:
         lane = self._lanes.get(worker)
         if lane is not None:
             lane.add(_Work(do, waits))
@@ -648,11 +648,11 @@ def _never(worker: str, port: int, gpus: Sequence[int]) -> LaunchSpec:
     raise InvariantError(f"{worker} is of a pool that no longer exists")
 
 
-def _times(settings: SuperviseSettings) -> FleetTimes:
+def _fleet_times(settings: SuperviseSettings) -> FleetTimes:
     return FleetTimes(restart_backoff=settings.restart_backoff, drain_timeout=settings.drain_timeout)
 
 
-def _reason(name: str, error: Exception) -> str:
+def _failure_text(name: str, error: Exception) -> str:
     if not isinstance(error, PenstockError | OSError):
         log.exception("%s failed by a bug of ours", name)
     return str(error)

@@ -69,7 +69,7 @@ class FrontendProcesses:
         for index in self.indices:
             self._open(index)
         if self.settings.frontend.admin_port is not None:
-            self._admin = _bound("127.0.0.1", self.settings.frontend.admin_port, shared=False)
+            self._admin = _bind_port("127.0.0.1", self.settings.frontend.admin_port, shared=False)
         for index in self.indices:
             await self.unpark(index)
 
@@ -161,11 +161,11 @@ class FrontendProcesses:
 
     async def _start(self, index: int) -> ChildProcess:
         sockets = self._open(index)
-        words = ["--run", str(self._run), "--index", str(index), "--listen", _descriptors(sockets)]
+        words = ["--run", str(self._run), "--index", str(index), "--listen", _socket_descriptors(sockets)]
         return await ChildProcess.start(
             f"frontend-{index}",
             self._module(),
-            [*words, "--listen-admin", _descriptors(self._admin)],
+            [*words, "--listen-admin", _socket_descriptors(self._admin)],
             log_path=self._run / "logs" / f"frontend-{index}.log",
             env={**os.environ, **secrets_of(self.settings)},
             sockets=[*sockets, *self._admin],
@@ -198,7 +198,7 @@ class FrontendProcesses:
             return known
         frontend = self.settings.frontend
         # Several processes have one socket each; the kernel spreads the connections over them.
-        made = self._sockets[index] = _bound(frontend.host, self._port, shared=frontend.processes > 1)
+        made = self._sockets[index] = _bind_port(frontend.host, self._port, shared=frontend.processes > 1)
         self._port = made[0].getsockname()[1]
         return made
 
@@ -213,7 +213,7 @@ class FrontendProcesses:
             bound.close()
 
 
-def _bound(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+def _bind_port(host: str, port: int, *, shared: bool) -> list[socket.socket]:
     try:
         return bind(host, port, shared=shared)
     except OSError as error:
@@ -223,5 +223,5 @@ def _bound(host: str, port: int, *, shared: bool) -> list[socket.socket]:
         ) from error
 
 
-def _descriptors(sockets: list[socket.socket]) -> str:
+def _socket_descriptors(sockets: list[socket.socket]) -> str:
     return ",".join(str(bound.fileno()) for bound in sockets)

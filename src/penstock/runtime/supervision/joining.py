@@ -54,10 +54,10 @@ def join(
             )
         folder = RunFolder.create(settings.runs.dir, "join", config=resolved_yaml(settings)).path
         secret = secret_text(settings)
-    return asyncio.run(_join(folder, secret, pool, model, settings, name, say))
+    return asyncio.run(_join_cluster(folder, secret, pool, model, settings, name, say))
 
 
-async def _join(
+async def _join_cluster(
     folder: Path,
     secret: str | None,
     pool: PoolSettings,

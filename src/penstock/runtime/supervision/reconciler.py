@@ -115,7 +115,7 @@ class Reconciler:
             known=lambda: [DESIRED + pool for pool in self._specs],
             put=changed,
             deleted=deleted,
-            frozen=_ignored,
+            frozen=_keep_last_spec,
         )
 
     async def _follow_drains(self) -> None:
@@ -149,7 +149,7 @@ class Reconciler:
             known=lambda: [DRAINS + name for name in self._drains],
             put=changed,
             deleted=deleted,
-            frozen=_ignored,
+            frozen=_keep_last_spec,
         )
 
     async def _follow_roles(self) -> None:
@@ -174,7 +174,7 @@ class Reconciler:
             known=lambda: [ROLES + name for name in self._roles],
             put=changed,
             deleted=deleted,
-            frozen=_ignored,
+            frozen=_keep_last_spec,
         )
 
     async def _follow_restart(self) -> None:
@@ -192,7 +192,7 @@ class Reconciler:
         async def deleted(key: str) -> None:
             pass  # a restart that has begun is finished
 
-        await follow(self._store, RESTART, known=lambda: (), put=changed, deleted=deleted, frozen=_ignored)
+        await follow(self._store, RESTART, known=lambda: (), put=changed, deleted=deleted, frozen=_keep_last_spec)
 
     def _post(self, event: Event) -> None:
         self._fleet.post(event)
@@ -269,5 +269,5 @@ def _index_of(name: str) -> int | None:
     return int(number) if kind == "frontend" and number.isdigit() else None
 
 
-def _ignored(error: StoreUnavailable | None) -> None:
+def _keep_last_spec(error: StoreUnavailable | None) -> None:
     """A store that can't be read changes no spec: the last one still counts."""

@@ -72,7 +72,7 @@ class StatusWriter:
             if isinstance(report, events.DrainForgotten):
                 await self._store.delete(DRAINED + report.worker)
             elif isinstance(report, events.DrainReported):
-                await put(self._store, DRAINED + report.worker, _drain(report), ttl=self._ttl)
+                await put(self._store, DRAINED + report.worker, _drain_status(report), ttl=self._ttl)
             else:
                 await put(self._store, RESTARTED, _restart(report), ttl=self._ttl)
         except StoreUnavailable as error:
@@ -81,7 +81,7 @@ class StatusWriter:
         return True
 
 
-def _drain(report: events.DrainReported) -> DrainStatus:
+def _drain_status(report: events.DrainReported) -> DrainStatus:
     return DrainStatus(
         name=report.worker,
         state=report.state,

@@ -105,10 +105,10 @@ def event_card(info: Mapping[str, Any], url: str) -> CardFields:
 
 def _event_endpoint(endpoint: str, url: str, rank: int) -> str:
     connects = endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint
-    return f"@{_plain(endpoint, rank)}" if connects else reachable(endpoint, url, rank)
+    return f"@{_endpoint_of_rank(endpoint, rank)}" if connects else reachable(endpoint, url, rank)
 
 
-def _plain(endpoint: str, rank: int) -> str:
+def _endpoint_of_rank(endpoint: str, rank: int) -> str:
     head, colon, port = endpoint.rpartition(":")
     return f"{head}{colon}{int(port) + rank}" if port.isdigit() else endpoint
 

@@ -42,7 +42,9 @@ def read_access(settings: PoolAccessSettings, where: str, env: Mapping[str, str]
     Raises:
         ConfigError: one is missing, or no key or certificate is in it.
     """
-    headers = {name.lower(): _text(value, f"{where}.headers.{name}", env) for name, value in settings.headers.items()}
+    headers = {
+        name.lower(): _header_text(value, f"{where}.headers.{name}", env) for name, value in settings.headers.items()
+    }
     if (key := api_key_of(settings, where, env)) is not None:
         headers["authorization"] = f"Bearer {key}"
     tls = settings.ca or settings.cert
@@ -58,8 +60,10 @@ def api_key_of(settings: PoolAccessSettings, where: str, env: Mapping[str, str] 
         ConfigError: it can't be read.
     """
     if settings.api_key_file is not None:
-        return _text(f"file:{settings.api_key_file}", f"{where}.api_key_file", env)
-    return None if settings.api_key_env is None else _text(f"env:{settings.api_key_env}", f"{where}.api_key_env", env)
+        return _header_text(f"file:{settings.api_key_file}", f"{where}.api_key_file", env)
+    if settings.api_key_env is not None:
+        return _header_text(f"env:{settings.api_key_env}", f"{where}.api_key_env", env)
+    return None
 
 
 def key_env(engine: str, access: EngineAccess) -> dict[str, str]:
@@ -148,7 +152,7 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}:{port}"
 
 
-def _text(value: str, where: str, env: Mapping[str, str]) -> str:
+def _header_text(value: str, where: str, env: Mapping[str, str]) -> str:
     """Return a header's text: its own, that of file:PATH or that of env:NAME."""
     kind, colon, name = value.partition(":")
     if not colon or kind not in ("file", "env"):

@@ -88,7 +88,7 @@ class Http1Client:
                 while len(answer) < COMMAND_MAX and (data := await call.next()):
                     answer += data
         except (EngineBroken, TimeoutError) as error:
-            raise EngineUnreachable(f"no answer from {url}{path}: {_described(error)}") from error
+            raise EngineUnreachable(f"no answer from {url}{path}: {_error_description(error)}") from error
         finally:
             call.close()
         return call.status, bytes(answer[:COMMAND_MAX])
@@ -108,7 +108,7 @@ class Http1Client:
             self._targets.clear()
         try:
             access = self._access(key[0])
-            address, head = _split(*key, access.headers)
+            address, head = _address_and_head(*key, access.headers)
         except ValueError:
             target = _Target(None, "")
         else:
@@ -181,7 +181,7 @@ class Http1Call:
                 try:
                     connection = await self._interruptible(origin.fresh())
                 except (OSError, TimeoutError, ValueError) as error:  # ValueError: no such host name
-                    raise ConnectFailed(f"no answer from {self._url}: {_described(error)}") from error
+                    raise ConnectFailed(f"no answer from {self._url}: {_error_description(error)}") from error
                 reused = connection.used
             self._connection = connection
             connection.request(self._head, self._body)
@@ -282,7 +282,7 @@ class Http1Call:
             self._side = None
 
 
-def _split(url: str, path: str, headers: Mapping[str, str]) -> tuple[tuple[str, int, bool], str]:
+def _address_and_head(url: str, path: str, headers: Mapping[str, str]) -> tuple[tuple[str, int, bool], str]:
     """Return the address (host, port, whether by TLS) and the start of the head.
 
     Raises:
@@ -303,6 +303,6 @@ def _split(url: str, path: str, headers: Mapping[str, str]) -> tuple[tuple[str, 
     return (parts.hostname, port, secure), head
 
 
-def _described(error: BaseException) -> str:
+def _error_description(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

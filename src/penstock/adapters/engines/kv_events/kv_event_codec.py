@@ -98,7 +98,7 @@ class KvDecoder:
             batch = msgspec.msgpack.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"not msgpack: {error}") from error
-        ts, events, rank = _frame(batch)
+        ts, events, rank = _batch_fields(batch)
         out: list[KvEvent] = []
         for event in events:
             decoded = self._event(event)
@@ -112,7 +112,7 @@ class KvDecoder:
             tag = event.get("type")
         elif isinstance(event, list) and event:
             tag = event[0]
-            fields = _named(tag, event)
+            fields = _named_event_fields(tag, event)
         else:
             raise WireError(f"an event is {_what(event)}, neither a map nor a tagged array")
         if tag == _STORED:
@@ -132,7 +132,7 @@ class KvDecoder:
         tier = None if window is None else self._tier(fields)
         if window is None or tier is None:
             return None
-        hashes = _hashes(get("block_hashes"))
+        hashes = _block_hashes(get("block_hashes"))
         block_size = get("block_size", 0)
         if not _is_count(block_size):
             raise WireError(f"block_size is {_what(block_size)}, not a count of tokens")
@@ -140,7 +140,7 @@ class KvDecoder:
             return KvStored(hashes=hashes, block_size=block_size, tier=tier, window=window)
         parent = get("parent_block_hash")
         parent = None if parent is None else _hash(parent)
-        tokens = _tokens(get("token_ids"))
+        tokens = _token_ids(get("token_ids"))
         if tokens and len(tokens) != len(hashes) * block_size:
             raise WireError(f"{len(tokens)} token_ids for {len(hashes)} blocks of {block_size}")
         extras = _extras(fields, len(hashes), first=parent is None)
@@ -151,7 +151,7 @@ class KvDecoder:
         tier = None if window is None else self._tier(fields)
         if window is None or tier is None:
             return None
-        return KvRemoved(hashes=_hashes(fields.get("block_hashes")), tier=tier, window=window)
+        return KvRemoved(hashes=_block_hashes(fields.get("block_hashes")), tier=tier, window=window)
 
     def _is_main(self, group: Any, kind: Any) -> bool:
         """Return whether a cache group stands for the prefix; a removal names no kind, so stored events define it."""
@@ -219,7 +219,7 @@ def _map(event: KvEvent) -> JsonObject:
     keys: list[list[Any] | None] = [None] * len(event.hashes)
     for index, extra in enumerate(event.extras or ()):
         if extra:
-            lora, keys[index] = _keys(extra)
+            lora, keys[index] = _lora_and_keys(extra)
     return {
         "type": _STORED,
         "block_hashes": event.hashes,
@@ -235,7 +235,7 @@ def _map(event: KvEvent) -> JsonObject:
     }
 
 
-def _keys(extra: bytes) -> tuple[str | None, list[Any]]:
+def _lora_and_keys(extra: bytes) -> tuple[str | None, list[Any]]:
     """Take a block's ``extra`` bytes apart into (LoRA name, untagged keys in vLLM's order)."""
     lora: str | None = None
     salt: list[Any] = []
@@ -250,7 +250,7 @@ def _keys(extra: bytes) -> tuple[str | None, list[Any]]:
     return lora, [*([lora] if lora else []), *others, *salt]
 
 
-def _frame(batch: Any) -> tuple[float, list[Any], int | None]:
+def _batch_fields(batch: Any) -> tuple[float, list[Any], int | None]:
     if isinstance(batch, list):
         if len(batch) < 2:
             raise WireError(f"the batch has {len(batch)} fields, not [ts, events, rank]")
@@ -269,7 +269,7 @@ def _frame(batch: Any) -> tuple[float, list[Any], int | None]:
     return float(ts), events, rank
 
 
-def _named(tag: Any, event: list[Any]) -> JsonObject:
+def _named_event_fields(tag: Any, event: list[Any]) -> JsonObject:
     """Give a positional event's fields their names; old engines send fewer, and trailing fields are known by type."""
     known = _STORED_FIELDS if tag == _STORED else _REMOVED_FIELDS
     fields = dict(zip(known, event[1:], strict=False))
@@ -291,7 +291,7 @@ def _hash(value: Any) -> int:
     raise WireError(f"a block hash is {_what(value)}, neither an integer nor bytes")
 
 
-def _hashes(values: Any) -> list[int]:
+def _block_hashes(values: Any) -> list[int]:
     if not isinstance(values, list):
         raise WireError(f"block_hashes is {_what(values)}, not an array")
     try:
@@ -300,7 +300,7 @@ def _hashes(values: Any) -> list[int]:
         return [_hash(value) for value in values]
 
 
-def _tokens(values: Any) -> list[int]:
+def _token_ids(values: Any) -> list[int]:
     tokens: list[int]
     if values is None:
         return []
@@ -341,12 +341,12 @@ def _extras(fields: JsonObject, count: int, *, first: bool) -> list[bytes] | Non
     if not isinstance(keys, list) or len(keys) != count:
         raise WireError(f"extra_keys is {_what(keys)}, not one entry for each of {count} blocks")
     return [
-        _extra(entry, lora, salt if index == 0 else None, first=first and index == 0)
+        _block_extra_bytes(entry, lora, salt if index == 0 else None, first=first and index == 0)
         for index, entry in enumerate(keys)
     ]
 
 
-def _extra(entry: Any, lora: str | None, salt: str | None, *, first: bool) -> bytes:
+def _block_extra_bytes(entry: Any, lora: str | None, salt: str | None, *, first: bool) -> bytes:
     """Sort one block's untagged keys. Order on the wire: LoRA, multimodal, salt (first block of a chain only)."""
     rest = [] if entry is None else entry
     if not isinstance(rest, list):
@@ -357,10 +357,10 @@ def _extra(entry: Any, lora: str | None, salt: str | None, *, first: bool) -> by
         salt, rest = rest[-1], rest[:-1]
     elif salt is not None and rest and rest[-1] == salt:
         rest = rest[:-1]
-    return extra_bytes(lora=lora, salt=salt, multimodal=[_digest(key) for key in rest])
+    return extra_bytes(lora=lora, salt=salt, multimodal=[_media_key_bytes(key) for key in rest])
 
 
-def _digest(key: Any) -> bytes:
+def _media_key_bytes(key: Any) -> bytes:
     if isinstance(key, bytes):
         return key
     if isinstance(key, str):
