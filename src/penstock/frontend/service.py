@@ -190,7 +190,7 @@ class Service:
 
     def free_id(self, requested: str) -> RequestId:
         """Return the id under which a request is routed: a new one where an open request has the one it asks for."""
-        return RequestId(self.new_id() if self.tickets.is_open(RequestId(requested)) else requested)
+        return RequestId(self.new_id() if requested in self.tickets.open else requested)
 
     def owner(self, caller: str) -> str:
         """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""

@@ -125,7 +125,7 @@ async def read_completion(
             resolved = service.catalog.route(resolved, by)
             shadow = _shadow_order(service, endpoint, parsed, resolved, by)
             parsed = as_served(parsed, None if resolved.name is None else resolved.served, resolved.preset)
-        if endpoint == "chat_completions" and media_of(parsed.fields):
+        if not parsed.plain and endpoint == "chat_completions" and media_of(parsed.fields):
             await settle_media(parsed, service.media, service.prompts, fetch=fetch)
         hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
         rendered, way, tokens = None, "", hints.token_data

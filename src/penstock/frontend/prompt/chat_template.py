@@ -192,7 +192,8 @@ def plain_text(messages: Sequence[JsonObject], tools: list[Any] | None = None) -
     """Return the canonical text of a chat for a model without its template here: equal chats give equal text."""
     parts = [] if not tools else [f"\x01tools\x02{_tojson(tools)}"]
     for message in messages:
-        body = _joined(message.get("content"))
+        content = message.get("content")
+        body = _joined(content) if isinstance(content, list) else content or ""
         calls = message.get("tool_calls")
         parts.append(f"\x01{message.get('role', '')}\x02{body}" + (f"\x03{_tojson(calls)}" if calls else ""))
     return "".join(parts)
@@ -231,11 +232,8 @@ def _decoded_call(call: Any) -> Any:
     return call
 
 
-def _joined(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
+def _joined(content: list[Any]) -> str:
+    """Return the text of a message's parts."""
     texts: list[str] = []
     for part in content:
         if isinstance(part, str):
