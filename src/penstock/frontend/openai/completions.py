@@ -47,8 +47,6 @@ async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, l
         service.exchanges.warming.overtaken(parsed)
     unasked = parsed.stream and not parsed.wants_usage
     job = request.job(label or endpoint, adds_usage=unasked, strip_usage=unasked)
-    if job.name is not None:
-        caller.filters.insert(0, NamedAnswer(request.resolved.served, job.name))
     await carry(caller, service, request.resolved, job, request.prompt, timing)
 
 
@@ -164,6 +162,8 @@ async def carry(
     timing: TokenTiming,
 ) -> None:
     """Route a request and answer it; count it, log it and record it however it ends."""
+    if job.name is not None:
+        caller.filters.insert(0, NamedAnswer(resolved.served, job.name))
     hints = job.hints or route_hints(caller.headers)
     tenant = service.gate.tenants.get(caller.name)
     if hints.pins and not service.may_pin(tenant):
