@@ -147,6 +147,7 @@ class Service:
             load_presets(self.settings),
             renders={name: model.render for name, model in self.settings.models.items() if model.render is not None},
             caching=frontend.tokenize.cache_bytes > 0,
+            may_use=self.may_use,
         )
         self.renderer = PromptRenderer(self.engines, lambda took: note((self.metrics.stage, ("render", took))))
         self.prompts = PromptHasher(
