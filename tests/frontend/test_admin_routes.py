@@ -38,6 +38,7 @@ async def test_health_names_what_is_not_as_it_should_be() -> None:
         assert found["status"] == "ok"
         assert any("without an event source" in note for note in found["notes"])
         assert any("hashed text" in note for note in found["notes"])
+        assert len(set(found["notes"])) == len(found["notes"]), "each is said once"
     async with stand(0) as s:
         assert (await s.http.get("/health")).status == 503
         assert (await s.http.get("/live")).status == 200

@@ -21,8 +21,8 @@ from tests.security.attacks import chat, post
 
 SOURCES = str(Path(penstock.__file__).parent)
 FILES_MAX = 43
-CALLS_MAX = 299
-ALL_CALLS_MAX = 318
+CALLS_MAX = 269
+ALL_CALLS_MAX = 288
 ENTRY_CALLS_MAX = 112
 PIECES = 8
 

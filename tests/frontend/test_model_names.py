@@ -1,21 +1,26 @@
 """Do names lead to the models that the settings say, and do models put into requests what the settings say?"""
 
 import asyncio
+import itertools
 import json
 import random
 from collections import Counter
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
 from penstock.adapters.sources.prometheus_source import queries
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, NameSettings, PoolSettings
+from penstock.config.settings.frontend_settings import PROXIED_ROUTES
 from penstock.config.settings.tenant_settings import TenantSettings
 from penstock.frontend.frontend_process import tune
+from penstock.frontend.http.http_exchange import NamedAnswer, WholeAnswer
 from penstock.frontend.prompt.model_names import ModelNames
 from penstock.frontend.prompt.prompt_tokenizer import load_tokenizer
+from penstock.frontend.prompt.request_body import PATHS
 from penstock.kernel.values import Slo
 from penstock.router.settings import QueueSettings, RouterSettings
 from tests.frontend.stand import Engine, Stand, answer_well, eventually, stand
@@ -35,11 +40,12 @@ async def ask(s: Stand, model: str, text: str = "hi", headers: dict[str, str] | 
 
 async def named(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """Answer as vLLM does: with the model's name."""
-    said = {"role": "assistant", "content": f'{body["model"]}, and "model":"x"'}
+    model = body.get("model", "old")  # that of a form is not read
+    said = {"role": "assistant", "content": f'{model}, and "model":"x"'}
     choice = {"index": 0, "message": said, "finish_reason": "stop"}
     answer = {
         "id": "a",
-        "model": body["model"],
+        "model": model,
         "choices": [choice],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2},
     }
@@ -160,6 +166,42 @@ async def test_an_alias_is_listed_and_streams_under_its_own_name():
         old.reply = answer_well
         said = await (await s.http.post("/v1/messages", json=messages)).json()
         assert said["model"] == "gpt-4.1" and json.loads(old.bodies[-1])["model"] == "old"
+
+
+@pytest.mark.parametrize("route", [*PROXIED_ROUTES, *PATHS.values()])
+async def test_every_route_answers_by_the_name_that_was_asked_for(route: str):
+    async with stand(2, settings=cluster(aliases=("gpt-4.1",))) as s:
+        old, _ = joined(s)
+        old.reply = named
+        form = route.startswith("/v1/audio/") or route == "/v1/images/edits"
+        for model in ("gpt-4.1", "old"):
+            body = {"model": model, "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
+            sent = {"data": aiohttp.FormData({"model": model}, default_to_multipart=True)} if form else {"json": body}
+            answer = await s.http.post(route, **sent)
+            assert answer.status == 200, await answer.text()
+            told = await answer.json()
+            assert told["model"] == model and told["choices"][0]["message"]["content"].endswith('"model":"x"')
+            assert answer.headers.get("x-penstock-model") == (None if model == "old" else "old")
+            assert ('name="model"' if form else '"model":"old"') in old.bodies[-1].decode().replace(": ", ":")
+        assert {record.name for record in s.records} == {"gpt-4.1", None}
+
+
+async def test_a_text_that_looks_like_the_field_is_left_alone():
+    said = b'1\n00:00 --> 00:02\nthe field "model": "old" of an answer\n'
+    answer = WholeAnswer(200, said, {"content-type": "text/plain"})
+    assert (await NamedAnswer("old", "gpt-4.1").whole(answer)).body == said
+
+
+@pytest.mark.parametrize("end", [b"", b"\n\n"])
+def test_the_name_is_changed_in_a_stream_that_is_cut_anywhere(end: bytes):
+    event = b'data: {"model": "o\\"l\\\\d", "text": "a \\"model\\": \\"x\\" and more"}' + end
+    wanted = NamedAnswer("old", "new").piece(event + b"\n")[:-1]
+    assert b'"model":"new"' in wanted and b'x\\" and more' in wanted
+    for first, second in itertools.combinations(range(len(event)), 2):
+        answer = NamedAnswer("old", "new")
+        answer.head({"content-type": "text/event-stream"})
+        pieces = (event[:first], event[first:second], event[second:])
+        assert b"".join(map(answer.piece, pieces)) == wanted
 
 
 async def test_defaults_reach_the_engine_where_the_client_left_them_out():

@@ -11,9 +11,10 @@ import pytest
 
 from penstock.adapters.stores.sqlite_store import SqliteStore
 from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
-from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
+from penstock.config.settings.frontend_settings import PROXIED_ROUTES, FrontendSettings, SecuritySettings
 from penstock.config.settings.tenant_settings import TenantSettings, hashed
 from penstock.frontend.http.api_keys import ApiKeys, tenant_keys
+from penstock.frontend.prompt.request_body import PATHS, TRANSLATED
 from penstock.frontend.tenants.budget_ledger import BudgetLedger, period_left, period_of
 from penstock.frontend.tenants.tenant_desk import TokenBucket
 from penstock.kernel.errors import ConfigError
@@ -100,6 +101,20 @@ async def test_models_of_others_are_refused_and_not_listed() -> None:
         listed = [each["id"] for each in (await (await s.http.get("/v1/models", headers=ACME)).json())["data"]]
         assert listed == ["m"]
         assert (await s.http.get("/v1/models/other", headers=ACME)).status == 404
+
+
+@pytest.mark.parametrize("route", [*PROXIED_ROUTES, *PATHS.values(), *TRANSLATED, "GET /v1/models/none"])
+async def test_no_route_names_models_to_a_tenant_that_may_not_use_them(route: str) -> None:
+    body: dict[str, Any] = {"input": "x"}
+    if "/responses" not in route:
+        body |= {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tokens": [1]}
+    async with cluster(models=("m",)) as s:
+        for key, known in ((ACME, "m"), (BETA, "m, other"), (PLAIN, "m, other")):
+            method, _, path = route.rpartition(" ")
+            answer = await s.http.request(method or "POST", path, json={**body, "model": "none"}, headers=key)
+            assert answer.status == 404 and f"'none' does not exist; known models: {known}" in await answer.text()
+        unnamed = await s.http.post(route.rpartition(" ")[2], json=body, headers=ACME)
+        assert "other" not in await unnamed.text()
 
 
 async def test_classes_and_priorities_are_held() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.adapters.seams import Store
 from penstock.adapters.stores.memory_store import MemorySpace, MemoryStore
+from penstock.config.settings.cluster_settings import ClusterSettings, ModelSettings, PoolSettings
 from penstock.config.settings.frontend_settings import FrontendSettings, SecuritySettings
 from penstock_extras.jobs import engine_jobs
 from tests.frontend.job_engine import running
@@ -179,3 +180,18 @@ async def test_openais_client_makes_polls_and_fetches_a_video() -> None:
             with pytest.raises(openai.NotFoundError, match="no video"):
                 await vendor.videos.retrieve(video.id)
         assert [record.outcome for record in s.records] == ["ok", "ok"]
+
+
+async def test_a_job_keeps_the_name_by_which_its_model_was_asked_for() -> None:
+    models = {"m": ModelSettings(pools={"main": PoolSettings()}, aliases=("clips",))}
+    async with (
+        engines(1) as made,
+        frontend(made, MemoryStore(MemorySpace()), settings=ClusterSettings(models=models)) as s,
+    ):
+        for model, said in (("clips", "clips"), ("m", "video-1")):
+            async with s.http.post("/v1/videos", json={**CLIP, "model": model}) as answer:
+                job = await answer.json()
+            _, remixed = await ask(s, "POST", f"/{job['id']}/remix", json={"prompt": "at night"})
+            _, asked = await ask(s, "GET", f"/{job['id']}")
+            _, listed = await ask(s, "GET", "")
+            assert [told["model"] for told in (job, remixed, asked, *listed["data"][:2])] == [said] * 5

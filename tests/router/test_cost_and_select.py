@@ -290,6 +290,17 @@ def test_columns_price_as_one_by_one_does(
         assert discounted(table, home) == discounted(rows, home) and discounted(table, None) is table
 
 
+@given(st.tuples(*[st.integers(0, 3)] * 2), st.tuples(*[st.sampled_from([0, 0.0, 3, 1.5])] * 5))
+def test_a_table_is_digested_with_its_numbers_as_they_are(held: tuple[int, int], numbers: tuple[float, ...]) -> None:
+    """In the compiled build, too: both write the same journal."""
+    targets = [(target("w0"), None), (target("w1"), None)]
+    candidates = Candidates(*np.zeros((3, 2), dtype=np.int64), 0, held[0], [], held[1], numbers[:3], *numbers[3:])
+    table = CostTable(
+        demand(), CostSettings(), targets, {to: place for place, (to, _) in enumerate(targets)}, candidates
+    )
+    assert table.content[-7:] == [repr(number).encode() for number in (*held, *numbers)]
+
+
 HELD = st.fixed_dictionaries({name: st.tuples(*[st.integers(0, 5)] * 3) for name in NAMES})
 DEPTHS = st.fixed_dictionaries({name: st.integers(0, 8) for name in NAMES})
 PRICED = st.dictionaries(st.sampled_from(NAMES), COSTS_REPORTED)

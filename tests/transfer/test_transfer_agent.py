@@ -316,14 +316,14 @@ async def test_results_before_and_during_a_transfer() -> None:
             two.a.remove_remote("b")
 
 
-async def test_notifications_that_nobody_takes_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_agent, "NOTIFICATIONS_LIMIT", 3)
+async def test_notifications_are_bounded_while_the_event_loop_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_agent, "NOTIFICATION_BYTES_LIMIT", 3000)
     async with Two() as two:
-        for number in range(5):
-            await two.a.notify("b", bytes([number]))
-        await asyncio.sleep(0)
-        assert [each.payload for each in two.b.take_notifications()] == [b"\2", b"\3", b"\4"]
-        assert two.b.notifications_dropped == 2
+        sizes = [1000] * 5 + [3001, 1000, 2000]
+        for size in sizes:  # without a turn of the loop
+            two.b.deliver("a", 1, bytes(size))
+        assert [len(each.payload) for each in await two.b.wait_for_notifications()] == [1000, 2000]
+        assert two.b.notifications_dropped == 6
         assert two.b.take_notifications() == []
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from penstock_kv.transfer import transfer_agent
 from penstock_kv.transfer.descriptors import ByteArray, Descriptor, MemoryRegion
 from penstock_kv.transfer.transfer_agent import TransferAgent
 from penstock_kv.transfer.transfer_backend import Capabilities, Direction
@@ -342,6 +343,26 @@ async def test_a_notification_comes_after_all_bytes_and_in_order(transfers: Tran
             while len(received) < 3:
                 received += [each.payload for each in await pair.target.wait_for_notifications()]
         assert received == [b"", b"first", b"second" * 1000]
+
+
+@pytest.mark.parametrize("limit", ["NOTIFICATIONS_LIMIT", "NOTIFICATION_BYTES_LIMIT"])
+async def test_notifications_that_nobody_takes_are_bounded_by_count_and_by_bytes(
+    transfers: TransferHarness, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if not transfers.capabilities.notifications:
+        pytest.skip("no notifications")
+    payloads = [bytes([number]) * 1000 for number in range(8)]
+    monkeypatch.setattr(transfer_agent, limit, 3 if limit == "NOTIFICATIONS_LIMIT" else 3999)
+    async with pair_of(transfers) as pair:
+        for payload in payloads:
+            await pair.origin.notify(pair.peer, payload)
+        async with asyncio.timeout(PATIENCE):
+            while pair.target.notifications_dropped < 5:
+                await asyncio.sleep(0.001)
+        assert [each.payload for each in pair.target.take_notifications()] == payloads[5:]
+        await pair.origin.notify(pair.peer, b"after them")
+        (notification,) = await asyncio.wait_for(pair.target.wait_for_notifications(), PATIENCE)
+        assert notification.payload == b"after them" and pair.target.notifications_dropped == 5
 
 
 async def test_no_notification_of_a_transfer_that_failed(transfers: TransferHarness) -> None:

@@ -147,6 +147,7 @@ class Service:
             load_presets(self.settings),
             renders={name: model.render for name, model in self.settings.models.items() if model.render is not None},
             caching=frontend.tokenize.cache_bytes > 0,
+            may_use=self.may_use,
         )
         self.renderer = PromptRenderer(self.engines, lambda took: note((self.metrics.stage, ("render", took))))
         self.prompts = PromptHasher(
@@ -190,7 +191,7 @@ class Service:
 
     def free_id(self, requested: str) -> RequestId:
         """Return the id under which a request is routed: a new one where an open request has the one it asks for."""
-        return RequestId(self.new_id() if self.tickets.is_open(RequestId(requested)) else requested)
+        return RequestId(self.new_id() if requested in self.tickets.open else requested)
 
     def owner(self, caller: str) -> str:
         """Return whose a job or a file of a caller is: its key's; all are one owner's where no keys are set."""

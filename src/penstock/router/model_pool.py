@@ -16,7 +16,7 @@ from penstock.router.request_queue import QueueState, RequestQueue
 from penstock.router.routed_request import HEDGE, STAGE, RoutedRequest
 from penstock.router.selection.candidate import Speed
 from penstock.router.selection.cost import PREFILL_TOKENS_PER_SECOND, TRANSFER_MS_PER_BLOCK
-from penstock.router.settings import CostSettings, RouterSettings
+from penstock.router.settings import CostSettings, Mode, RouterSettings
 from penstock.router.stage_graph import FINAL, needs_pair, splits
 from penstock.router.status_rows import OUTCOMES
 from penstock.router.workers.active import ActiveState
@@ -273,13 +273,13 @@ class ModelPool:
         """Media that encode workers have encoded."""
         self.encoding: dict[RequestId, Target] = {}
         """Requests whose media are being encoded, and where."""
-        self.stage_cost = _stage_costs(settings)
+        self.stage_cost, self.stage_mode = _stage_costs(settings), _stage_modes(settings)
 
     def use(self, settings: RouterSettings) -> None:
         """Go on with other settings. Which index is kept was decided when the pool was made."""
         self.settings = settings
         self.roles.bound(settings)
-        self.stage_cost = _stage_costs(settings)
+        self.stage_cost, self.stage_mode = _stage_costs(settings), _stage_modes(settings)
         self.embeddings.bytes_max = settings.handoff.embeddings
         self.embeddings.shrink()
         waiting = self.queue.snapshot()
@@ -362,6 +362,13 @@ def _stage_costs(settings: RouterSettings) -> dict[Role, CostSettings]:
     before = msgspec.structs.replace(cost, decode_scale=PREFILL_DECODE_SCALE)
     after = msgspec.structs.replace(cost, prefill_scale=DECODE_PREFILL_SCALE)
     return {"aggregated": cost, "encode": before, "prefill": before, "decode": after}
+
+
+def _stage_modes(settings: RouterSettings) -> dict[Role, Mode]:
+    """Return how a worker is chosen, by what is to be done there."""
+    usual, handoff = settings.mode, settings.handoff
+    before, after = handoff.prefill.mode or usual, handoff.decode.mode or usual
+    return {"aggregated": usual, "encode": before, "prefill": before, "decode": after}
 
 
 def _kv_compatible(one: tuple[str, str | None], other: tuple[str, str | None]) -> bool:

@@ -205,12 +205,6 @@ class RoutedRequest(msgspec.Struct):
         """Whether a worker holds, or is making, what the one that answers is to fetch."""
         return self.remote is not None and self.remote.stage == "prefill"
 
-    def runs(self, attempt: int) -> bool:
-        """Whether this is an attempt that runs and answers the client."""
-        return self.phase in ("prefill", "streaming") and (
-            attempt == self.current or (self.hedge is not None and attempt == self.hedge.attempt)
-        )
-
     def staging(self, attempt: int) -> bool:
         """Whether this is an attempt that runs and does a stage before the last."""
         return self.remote is not None and not self.remote.done and attempt == self.remote.attempt

@@ -179,8 +179,8 @@ class RouterState:
             self.freed[pool.model] = None
 
     def release(self, request: RoutedRequest, pool: ModelPool) -> None:
-        """Take its load off its target."""
-        if request.on_worker and request.target is not None:
+        """Take the load of a request that is on a worker off its target."""
+        if request.target is not None:
             id = request.event.id
             pool.active.end(id)
             if request.hedge is not None:

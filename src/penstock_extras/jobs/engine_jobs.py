@@ -65,6 +65,7 @@ class PlacedJob(msgspec.Struct, frozen=True, kw_only=True):
         owner: the API key's name, or nothing where no keys are set.
         source: our id of the job that this one changes.
         kind: the noun of its `JobKind`.
+        name: by which its model was asked for, where that is another one.
         created_at: seconds since 1970.
     """
 
@@ -77,6 +78,7 @@ class PlacedJob(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     source: str | None = None
     kind: str = VIDEO.noun
+    name: str | None = None
     version: int = 1
 
     def path(self, rest: str = "") -> str:
@@ -125,6 +127,7 @@ class EngineJobs:
         owner: str,
         source: str | None = None,
         kind: JobKind = VIDEO,
+        name: str | None = None,
     ) -> PlacedJob:
         """Remember a job that an engine has begun, or a file that it has."""
         job = PlacedJob(
@@ -137,6 +140,7 @@ class EngineJobs:
             created_at=self._clock(),
             source=source,
             kind=kind.noun,
+            name=name,
         )
         try:
             await self._store.put(JOBS + job.id, msgspec.json.encode(job))
@@ -260,11 +264,12 @@ def _shown(url: str) -> str:
 
 
 def renamed(answer: Any, job: PlacedJob) -> Any:
-    """Return an engine's answer about a job with our ids in it."""
+    """Return an engine's answer about a job with our ids in it, and the name by which its model was asked for."""
     if not isinstance(answer, dict):
         return answer
     source = {"remixed_from_video_id": job.source} if job.source and answer.get("remixed_from_video_id") else {}
-    return {**answer, "id": job.id, **source}
+    named = {"model": job.name} if job.name is not None and "model" in answer else {}
+    return {**answer, "id": job.id, **source, **named}
 
 
 def jobs_of(service: Service) -> EngineJobs:

@@ -25,7 +25,7 @@ async def begin(kind: JobKind, service: Service, caller: HttpExchange) -> None:
     timing = TokenTiming()
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label=kind.route.rpartition("/")[2])
-    await _carried(service, caller, _JobAnswer(caller, service, request.resolved.model, kind), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, request, kind), request, timing)
 
 
 async def remix(service: Service, caller: HttpExchange) -> None:
@@ -36,7 +36,7 @@ async def remix(service: Service, caller: HttpExchange) -> None:
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="videos", model=source.model)
     request = request.at(jobs_of(service).engine(source).id, source.path("/remix"))
-    await _carried(service, caller, _JobAnswer(caller, service, source.model, VIDEO, source.id), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, request, VIDEO, source), request, timing)
 
 
 async def make_images(service: Service, caller: HttpExchange) -> None:
@@ -45,7 +45,7 @@ async def make_images(service: Service, caller: HttpExchange) -> None:
     await jobs_of(service).make_room()
     label = caller.path.removeprefix("/v1/").replace("/", "_")
     request = await read_proxied(service, caller, label=label)
-    await _carried(service, caller, _ImagesAnswer(caller, service, request.resolved.model, IMAGE), request, timing)
+    await _carried(service, caller, _ImagesAnswer(caller, service, request, IMAGE), request, timing)
 
 
 async def upload(service: Service, caller: HttpExchange) -> None:
@@ -53,7 +53,7 @@ async def upload(service: Service, caller: HttpExchange) -> None:
     timing = TokenTiming()
     await jobs_of(service).make_room()
     request = await read_proxied(service, caller, label="files")
-    await _carried(service, caller, _JobAnswer(caller, service, request.resolved.model, FILE), request, timing)
+    await _carried(service, caller, _JobAnswer(caller, service, request, FILE), request, timing)
 
 
 Maker = Callable[[Service, HttpExchange], Awaitable[None]]
@@ -77,15 +77,23 @@ class _JobAnswer(AnswerFilter):
     """The answer to a request that begins a job: what its client gets has our id of it.
 
     Args:
-        source: our id of the job that it changes.
+        source: the job that it changes.
     """
 
     def __init__(
-        self, caller: HttpExchange, service: Service, model: str, kind: JobKind, source: str | None = None
+        self,
+        caller: HttpExchange,
+        service: Service,
+        request: ProxiedRequest,
+        kind: JobKind,
+        source: PlacedJob | None = None,
     ) -> None:
         self._caller = caller
         self._service = service
-        self._model, self._kind, self._source = model, kind, source
+        self._kind = kind
+        self._model = request.resolved.model
+        self._name = request.job.name if source is None else source.name
+        self._source = None if source is None else source.id
 
     async def whole(self, answer: WholeAnswer) -> WholeAnswer:
         status, body, headers = answer
@@ -106,7 +114,7 @@ class _JobAnswer(AnswerFilter):
         card = self._worker(headers.get("x-penstock-worker", ""))
         service = self._service
         return await jobs_of(service).add(
-            card, engine_id, self._model, service.owner(self._caller.name), self._source, self._kind
+            card, engine_id, self._model, service.owner(self._caller.name), self._source, self._kind, self._name
         )
 
     def _worker(self, target: str) -> WorkerCard:

@@ -132,7 +132,7 @@ async def job_entry(jobs: EngineJobs, job: PlacedJob) -> JsonObject:
     return {
         "id": job.id,
         "object": job.kind,
-        "model": job.model,
+        "model": job.name or job.model,
         "status": "failed",
         "created_at": int(job.created_at),
         "error": {"code": "engine_gone", "message": why},

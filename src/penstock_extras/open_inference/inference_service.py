@@ -107,7 +107,7 @@ class InferenceService:
             name = identified(gate, headers, remote)
             if question.version not in ("", VERSION):
                 raise rejected(f"models have version {VERSION}, not {quoted(question.version)}", "version", status=404)
-            resolved = self._service.catalog.resolve(question.name)
+            resolved = self._service.catalog.resolve(question.name, name)
             self._service.check_model(name, resolved)
             return resolved.model
         except PenstockError as error:

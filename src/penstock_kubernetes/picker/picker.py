@@ -107,15 +107,22 @@ class Picker:
         endpoint = _ENDPOINTS.get(path)
         if endpoint is not None:
             completion = await read_completion(
-                service, endpoint, request.body, request.headers, timing, model=request.model, fetch=False
+                service,
+                endpoint,
+                request.body,
+                request.headers,
+                timing,
+                model=request.model,
+                caller=caller,
+                fetch=False,
             )
             resolved, prompt, job = completion.resolved, completion.prompt, completion.job(endpoint)
         else:
             name, content_type = _endpoint(path), request.headers.get("content-type") or "application/json"
             try:
                 fields = fields_of(request.body, content_type)
-                model, streamed = model_of(service, request.body, fields)
-                resolved = service.catalog.resolve(model)
+                model, streamed = model_of(service, caller, request.body, fields)
+                resolved = service.catalog.resolve(model, caller)
                 _, withheld, steering = withhold(request.body, content_type, fields)
                 hints = route_hints(request.headers).with_withheld(withheld, steering)
             except PenstockError as error:

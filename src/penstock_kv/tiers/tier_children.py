@@ -14,7 +14,7 @@ from penstock.adapters.engines.dialects.kv_transfer_protocol import TIER_SOCKET,
 from penstock.adapters.engines.launch import EngineAddition
 from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
-from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
+from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.runtime.supervision.child_process import ChildProcess, EngineSite, RestartedChild
 from penstock_kv.cache_settings import CacheSettings
 from penstock_kv.tiers.peer_exchange import PeerExchange
@@ -28,7 +28,6 @@ class TierChildren:
 
     def __init__(self, site: EngineSite) -> None:
         self._site = site
-        self._settings = site.settings
         self._exchange = PeerExchange(site.store, socket_of(site.state, site.namespace, "").parent, site.ttl)
         self._exchanging: asyncio.Task[None] | None = None
         self._caches: dict[str, CacheSettings] = {}
@@ -67,7 +66,7 @@ class TierChildren:
             child = self._children[worker] = RestartedChild(
                 f"the tier process of {worker}",
                 "its engine misses",
-                lambda: self._settings,
+                self._site.settings,
                 lambda: self._start(worker, own),
                 crashed=lambda words: self._site.crashes.add(f"{worker}.tiers", "tiers", words),
             )
@@ -77,9 +76,6 @@ class TierChildren:
         child = self._children.pop(worker, None)
         if child is not None:
             self._ending.spawn(self._end(worker, child))
-
-    def use(self, settings: SuperviseSettings) -> None:
-        self._settings = settings
 
     async def stop(self) -> None:
         for worker in list(self._children):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ from penstock_kv.transfer.vram import is_on_gpu, pin, tensor_bytes, unpin
 
 NOTIFICATIONS_LIMIT = 65_536
 """Notifications that nobody took; the oldest one goes and is counted. A decode worker takes some hundred per second."""
+NOTIFICATION_BYTES_LIMIT = 64 << 20
+"""Bytes of all of them: 1 KiB each, which names a request and its blocks, and four times the longest that a backend
+carries."""
 DEADLINE = 30.0
 """Seconds of a transfer without a deadline of its own: 30 GB at the 1 GB/s of a slow disk."""
 
@@ -77,6 +81,9 @@ class TransferAgent:
         self._own = RemoteAgent(name, self.epoch, {}, {})
         self._active: set[TransferHandle] = set()
         self._notifications: deque[Notification] = deque()
+        self._notification_bytes = 0
+        self._notifying = threading.Lock()
+        """Backends deliver in threads, as fast as peers send, whatever the event loop is doing."""
         self._arrived = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         for backend in self._backends.values():
@@ -424,27 +431,30 @@ class TransferAgent:
 
     def deliver(self, peer: str, epoch: int, payload: bytes) -> None:
         """Take a notification from a backend, in any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, Notification(peer, epoch, payload))
+        known = self._remotes.get(peer)
+        if self._loop is None or self._loop.is_closed() or (known is not None and known.epoch > epoch):
+            return  # of the peer's life before its restart, or of ours
+        with self._notifying:
+            first = not self._notifications
+            self._notifications.append(Notification(peer, epoch, payload))
+            self._notification_bytes += len(payload)
+            while len(self._notifications) > NOTIFICATIONS_LIMIT or self._notification_bytes > NOTIFICATION_BYTES_LIMIT:
+                self._notification_bytes -= len(self._notifications.popleft().payload)
+                self.notifications_dropped += 1
+        if first:
+            self._loop.call_soon_threadsafe(self._arrived.set)
 
     def take_notifications(self) -> list[Notification]:
         """Return the notifications that arrived, in order, and forget them."""
-        taken = list(self._notifications)
-        self._notifications.clear()
-        self._arrived.clear()
+        with self._notifying:
+            taken = list(self._notifications)
+            self._notifications.clear()
+            self._notification_bytes = 0
         return taken
 
     async def wait_for_notifications(self) -> list[Notification]:
         """Wait for at least one notification; the caller sets the deadline."""
-        await self._arrived.wait()
-        return self.take_notifications()
-
-    def _take(self, notification: Notification) -> None:
-        known = self._remotes.get(notification.peer)
-        if known is not None and known.epoch > notification.epoch:
-            return  # of the peer's life before its restart
-        if len(self._notifications) == NOTIFICATIONS_LIMIT:
-            self._notifications.popleft()
-            self.notifications_dropped += 1
-        self._notifications.append(notification)
-        self._arrived.set()
+        while not (taken := self.take_notifications()):
+            self._arrived.clear()
+            await self._arrived.wait()
+        return taken

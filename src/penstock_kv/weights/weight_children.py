@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.adapters.engines.launch import EngineAddition, plugin_installed
 from penstock.adapters.task_cancel import end
 from penstock.config.cluster_secret_file import SECRET_ENV
-from penstock.config.settings.cluster_settings import PoolSettings, SuperviseSettings
+from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import ConfigError
 from penstock.runtime.supervision.child_process import ChildProcess, EngineSite, RestartedChild
 from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
@@ -70,7 +70,7 @@ class WeightChildren:
             child = RestartedChild(
                 f"the weight process of {pool}",
                 "its engines read the files",
-                lambda: self._site.settings,
+                self._site.settings,
                 partial(self._start, pool, checkpoint),
                 patience=READY_SECONDS,
             )
@@ -82,9 +82,6 @@ class WeightChildren:
 
     def forgotten(self, worker: str, base: str) -> None:
         """It is there for those that are left."""
-
-    def use(self, settings: SuperviseSettings) -> None:
-        """The next start of one has the settings that this process began with."""
 
     async def stop(self) -> None:
         if self._exchanging is not None:

@@ -11,7 +11,7 @@ from penstock.runtime.supervision.child_process import EngineSite
 def site(folder: Path) -> EngineSite:
     store = MemoryStore(MemorySpace())
     return EngineSite(
-        settings=SuperviseSettings(),
+        settings=SuperviseSettings,
         state=folder,
         namespace="test",
         logs=folder,

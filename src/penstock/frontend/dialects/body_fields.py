@@ -142,13 +142,13 @@ def custom_input(arguments: str) -> str:
 _MARKED = "<system>\n{}\n</system>"
 
 
-def with_one_system(service: Service, chat: JsonObject) -> JsonObject:
-    """Return a chat whose system messages are as its model's settings say.
+def with_one_system(service: Service, caller: str, chat: JsonObject) -> JsonObject:
+    """Return a caller's chat whose system messages are as its model's settings say.
 
     Raises:
         ClientError: 404: there is no such model.
     """
-    entry = service.settings.models.get(service.catalog.resolve(chat["model"]).model, ModelSettings())
+    entry = service.settings.models.get(service.catalog.resolve(chat["model"], caller).model, ModelSettings())
     return {**chat, "messages": folded(chat["messages"], entry.late_system)}
 
 

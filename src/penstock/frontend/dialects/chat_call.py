@@ -46,17 +46,23 @@ def counted(service: Service, label: str) -> Iterator[None]:
 
 
 async def read_chat(
-    service: Service, chat: JsonObject, left_out: Sequence[str], headers: Mapping[str, str], timing: TokenTiming
+    service: Service,
+    caller: str,
+    chat: JsonObject,
+    left_out: Sequence[str],
+    headers: Mapping[str, str],
+    timing: TokenTiming,
 ) -> CompletionRequest:
     """Return a translated request as a chat completion that can be routed.
 
     Args:
+        caller: whose it is, by name.
         left_out: what of it has no effect here; it is reported as hints without an effect are.
     Raises:
         PenstockError: it can't be served; it has been counted as a chat.
     """
     body = msgspec.json.encode(chat)
-    request = await read_completion(service, "chat_completions", body, headers, timing, fields=chat)
+    request = await read_completion(service, "chat_completions", body, headers, timing, caller=caller, fields=chat)
     if not left_out:
         return request
     hints = replace(request.hints, ignored=(*request.hints.ignored, *left_out), uncertain=True)
@@ -70,13 +76,13 @@ async def prompt_tokens(service: Service, caller: HttpExchange, chat: JsonObject
         PenstockError: it can't be served.
     """
     parsed = parse("chat_completions", msgspec.json.encode(chat), chat)
-    resolved = service.catalog.resolve(parsed.model)
+    resolved = service.catalog.resolve(parsed.model, caller.name)
     service.check_model(caller.name, resolved)
     if media_of(parsed.fields):
         await settle_media(parsed, service.media, service.prompts, fetch=False)
     hints = read_hints(caller.headers, parsed.nvext, parsed.fields)
     if resolved.special:
-        resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
+        resolved = service.catalog.route(resolved, hints.preferences.session or caller.id, caller.name)
         parsed = as_served(parsed, None, resolved.preset)
     hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
     return (await service.prompts.prepare(parsed, resolved.tokenizer, hashing)).isl

@@ -19,8 +19,8 @@ async def messages(service: Service, caller: HttpExchange) -> None:
     fields = await body_fields(service, caller, _LABEL)
     left_out: list[str] = []
     with counted(service, _LABEL):
-        chat = with_one_system(service, chat_of(fields, left_out))
-    request = await read_chat(service, chat, left_out, caller.headers, timing)
+        chat = with_one_system(service, caller.name, chat_of(fields, left_out))
+    request = await read_chat(service, caller.name, chat, left_out, caller.headers, timing)
     answer = MessagesAnswer(request.parsed.model, request.prompt.isl, timing)
     await answer_chat(service, caller, _LABEL, request, answer, timing, anthropic_error)
 
@@ -28,6 +28,6 @@ async def messages(service: Service, caller: HttpExchange) -> None:
 async def count_tokens(service: Service, caller: HttpExchange) -> None:
     """POST /v1/messages/count_tokens: the prompt's tokens, exact where this process has the model's tokenizer."""
     fields = await body_fields(service, caller, _LABEL)
-    chat = with_one_system(service, chat_of(fields, [], counted=True))
+    chat = with_one_system(service, caller.name, chat_of(fields, [], counted=True))
     body = msgspec.json.encode({"input_tokens": await prompt_tokens(service, caller, chat)})
     await caller.send(200, body, {"content-type": "application/json"})

@@ -59,11 +59,13 @@ async def create(service: Service, caller: HttpExchange) -> None:
         before = await _before(service, owner, fields, Conversation(session, []))
         background = _runs_alone(fields)
         tools = ResponseTools(fields, left_out)
-        chat = with_one_system(service, chat_of(fields, before.items, tools, left_out))
+        chat = with_one_system(service, caller.name, chat_of(fields, before.items, tools, left_out))
     if background:
         chat["stream"] = True
     # A conversation has one session, so that where affinity is on it goes back to the engine that has its blocks.
-    request = await read_chat(service, chat, left_out, {_SESSION: before.session, **caller.headers}, timing)
+    request = await read_chat(
+        service, caller.name, chat, left_out, {_SESSION: before.session, **caller.headers}, timing
+    )
 
     asked = [*before.items, *listed(items_of(fields))]
 
@@ -122,7 +124,7 @@ async def count_tokens(service: Service, caller: HttpExchange) -> None:
     """POST /v1/responses/input_tokens"""
     fields = await body_fields(service, caller, _LABEL)
     before = await _before(service, _response_owner(service, caller.name), fields, Conversation("", []))
-    chat = with_one_system(service, chat_of(fields, before.items, ResponseTools(fields, []), []))
+    chat = with_one_system(service, caller.name, chat_of(fields, before.items, ResponseTools(fields, []), []))
     count = {"object": "response.input_tokens", "input_tokens": await prompt_tokens(service, caller, chat)}
     await caller.send(200, msgspec.json.encode(count), {"content-type": "application/json"})
 

@@ -13,7 +13,6 @@ from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineCall
 from penstock.adapters.engines.pool_overrides import REASONING_PARSER, TOOL_PARSER
 from penstock.frontend.exchange import token_route
 from penstock.frontend.exchange.client_answer import CHUNKS_MAX, ClientAnswer, before_end, marks, with_nvext
-from penstock.frontend.exchange.migration import Transcript
 from penstock.frontend.exchange.open_attempts import WorkerAbsence
 from penstock.frontend.exchange.sse import as_stream, end_of, usage_of
 from penstock.frontend.exchange.token_route import TokenRoute, token_obstacle
@@ -247,12 +246,6 @@ class Attempt:
         context, card = self._context, self.dispatch.card
         return context.attempts.doubted(card.id) and not context.cluster.alone(card)
 
-    def _speak(self, transcript: Transcript | None = None) -> bool:
-        """Return whether this is the attempt whose answer the client gets."""
-        if self.gave_up and self._answer.speaker is not self.dispatch:
-            return False
-        return self._answer.speak(self.dispatch, transcript, self._parsing)
-
     async def _streamed(self) -> bool | AttemptLost:
         """Judge a stream of which all is here, and end the client's."""
         answer, tap = self._answer, self.tap
@@ -273,7 +266,7 @@ class Attempt:
             # An ending engine answers so: no token, no reason, only the end mark.
             return AttemptLost("the engine's stream ended without any output")
         begins = answer.speaker is not self.dispatch
-        if begins and not self._speak(self.transcript):
+        if begins and not answer.speak(self.dispatch, self.gave_up, self.transcript, self._parsing):
             return False
         rest = self._buffered
         if answer.parsing is not None:
@@ -313,7 +306,7 @@ class Attempt:
             if self._prefill is not None and now > self._prefill.until:
                 self._late = True
                 return False
-            if not self._speak(self.transcript):
+            if not answer.speak(self.dispatch, self.gave_up, self.transcript, self._parsing):
                 return False
             out, self._buffered = self._buffered + out, b""
             if timing.first is None:
@@ -381,7 +374,7 @@ class Attempt:
             self._tokens = None
             self._feed(as_stream(body))
             return await self._streamed()
-        if not self._speak(self.transcript):
+        if not answer.speak(self.dispatch, self.gave_up, self.transcript, self._parsing):
             return False
         body = without_places(body)
         answer.take_usage(usage, 0)
@@ -415,7 +408,7 @@ class Attempt:
             return AttemptLost(f"the engine refused a field of ours: {text}", at_fault=False, usual=True)
         if kind != "client":
             return self._lost(kind, f"the engine answered {status}: {text}", status)
-        if not self._speak():
+        if not answer.speak(self.dispatch, self.gave_up, None, self._parsing):
             return False
         content_type = call.content_type
         if answer.job.parsed is not None and overflows(text):

@@ -108,9 +108,10 @@ def marks(dispatch: Dispatch, job: UpstreamRequest) -> dict[str, str]:
     """Return the headers that name a request's workers, and its hints that have no effect on them."""
     decision = dispatch.decision
     ignored = () if job.hints is None or not job.hints.uncertain else ignored_hints(job, dispatch)
+    prefill = None if dispatch.handoff is None else prefill_of(dispatch)
     return {
         "x-penstock-worker": str(decision.chosen),
-        **({} if prefill_of(dispatch) is None else {"x-penstock-prefill-worker": str(prefill_of(dispatch))}),
+        **({} if prefill is None else {"x-penstock-prefill-worker": prefill}),
         "x-penstock-expected-cached-tokens": str(decision.expected_cached_tokens),
         "x-penstock-queue-ms": f"{decision.queued * 1e3:.1f}",
         **({"x-penstock-ignored-hints": ", ".join(ignored)} if ignored else {}),
@@ -214,14 +215,17 @@ class ClientAnswer:
     def __post_init__(self) -> None:
         self.resumable = ResumableStream(self.context, self.resolved, self.job, self.prompt)
 
-    def speak(self, attempt: Dispatch, transcript: Transcript | None, parsing: AnswerParsing | None = None) -> bool:
+    def speak(
+        self, attempt: Dispatch, gave_up: bool, transcript: Transcript | None, parsing: AnswerParsing | None
+    ) -> bool:
         """An attempt has something for the client; False where another one was faster, and this one must stop.
 
         Args:
+            gave_up: the router has stopped it, so that it says nothing unless it has begun to.
             transcript: follows its output, so that another engine can continue it.
             parsing: of its output, unless an earlier one had begun the answer.
         """
-        if self.speaker is not None:
+        if gave_up or self.speaker is not None:
             return self.speaker is attempt
         self.speaker = attempt
         if transcript is not None:
@@ -260,7 +264,8 @@ class ClientAnswer:
             if self.span.sampled:
                 self.span.event("first_token" if self.resumable.leg is None else "migrated")
         self.count_first()
-        self.resumable.taken()
+        if self.resumable.leg is not None:
+            self.resumable.taken()
 
     def take_usage(self, usage: dict[str, object] | None, counted: int) -> None:
         """All output is here; ``counted``: its tokens, where the engine does not report them."""

@@ -132,6 +132,7 @@ class ResumableStream:
     """Resumption of one streamed answer. Before its first output every attempt begins anew."""
 
     __slots__ = (
+        "_chat",
         "_context",
         "_job",
         "_leg_fields",
@@ -157,6 +158,7 @@ class ResumableStream:
         self._context = context
         self._resolved = resolved
         self._job = job
+        self._chat = job.parsed is not None and job.parsed.endpoint == "chat_completions"
         self._prompt = prompt
         self._lost_at: float | None = None
         self._raw_calls = False
@@ -260,7 +262,3 @@ class ResumableStream:
         if self._lost_at is not None:
             self._context.metrics.migrated(self._resolved.model, time.monotonic() - self._lost_at)
             self._lost_at = None
-
-    @property
-    def _chat(self) -> bool:
-        return self._job.parsed is not None and self._job.parsed.endpoint == "chat_completions"

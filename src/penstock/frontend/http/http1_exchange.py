@@ -33,6 +33,8 @@ class Http1Exchange:
         "_opened",
         "_over",
         "_transport",
+        "body",
+        "drained",
         "fields",
         "filters",
         "full",
@@ -70,7 +72,8 @@ class Http1Exchange:
         """Header lines for pages of other origins."""
         self._transport: Any = connection.transport
         self.full = connection.full
-        """Bound method of the connection: it is called with every piece of a stream."""
+        self.body = connection.body
+        self.drained = connection.drained
         self._opened: bytes | None = None
         """The head of a streamed answer, until it goes out with the first piece."""
         self._chunked = False
@@ -80,9 +83,6 @@ class Http1Exchange:
     def over(self) -> bool:
         """Whether the answer is whole."""
         return self._over
-
-    async def body(self) -> bytes:
-        return await self._connection.body()
 
     async def send(self, status: int, body: bytes, headers: Mapping[str, str], *, close: bool = False) -> None:
         if self.filters:
@@ -121,9 +121,6 @@ class Http1Exchange:
         self.last_write = time.monotonic()
         self._transport.write(data)
 
-    async def drained(self) -> None:
-        await self._connection.drained()
-
     async def end(self) -> None:
         if not self._over:
             self._over = True
@@ -134,7 +131,7 @@ class Http1Exchange:
             if last and not self._connection.closed:
                 self._transport.write(last)
         if self._connection.full:
-            await self._connection.drained()
+            await self.drained()
 
     def abort(self) -> None:
         self._transport.abort()

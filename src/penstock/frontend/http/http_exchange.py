@@ -21,6 +21,9 @@ COPY_MAX = 4 << 20
 MODEL_HEADER = "x-penstock-model"
 _MODEL = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 """The field itself: inside a text its quotes would be escaped."""
+_MODEL_BEGUN = re.compile(rb'"(?:m|mo|mod|mode|model|model"|model":\s*|model":\s*"(?:[^"\\]|\\.){0,1024}[\\"]?)?\Z')
+_NAMES_MODELS = ("application/json", "text/event-stream")
+"""Content types of answers that have such a field; a text may look as if it had."""
 LOWEST: Mapping[str, str] = MappingProxyType(
     {
         "content-type": "application/json",
@@ -152,14 +155,26 @@ class NamedAnswer(AnswerFilter):
         """None where nothing is to be remembered, or it was too long."""
         self._model = model
         self._field = None if name is None else b'"model":' + msgspec.json.encode(name)
+        self._begun = b""
+        """The beginning of what may be the field, at the end of a piece: routes of engines are cut anywhere."""
 
     async def whole(self, answer: WholeAnswer) -> WholeAnswer:
-        return WholeAnswer(answer.status, self.piece(answer.body), self.head(answer.headers))
+        headers = self.head(answer.headers)
+        return WholeAnswer(answer.status, self._named(answer.body), headers)
 
     def head(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        if not headers.get("content-type", "").startswith(_NAMES_MODELS):
+            self._field = None
         return {**headers, MODEL_HEADER: self._model}
 
     def piece(self, data: bytes) -> bytes:
+        if self._begun:
+            data, self._begun = self._begun + data, b""
+        if self._field is not None and not data.endswith(b"\n") and (begun := _MODEL_BEGUN.search(data)) is not None:
+            data, self._begun = data[: begun.start()], begun[0]
+        return self._named(data)
+
+    def _named(self, data: bytes) -> bytes:
         if self.copy is not None:
             self.copy += data
             if len(self.copy) > COPY_MAX:

@@ -41,14 +41,12 @@ from penstock.router.events import Arrived, Closed
 async def complete(endpoint: Endpoint, service: Service, caller: HttpExchange, label: str | None = None) -> None:
     """POST /v1/chat/completions and /v1/completions; ``label`` takes the endpoint's place in metrics and records."""
     timing = TokenTiming()
-    request = await read_completion(service, endpoint, caller.body(), caller.headers, timing)
+    request = await read_completion(service, endpoint, caller.body(), caller.headers, timing, caller=caller.name)
     parsed = request.parsed
     if service.exchanges.warming.open:
         service.exchanges.warming.overtaken(parsed)
     unasked = parsed.stream and not parsed.wants_usage
     job = request.job(label or endpoint, adds_usage=unasked, strip_usage=unasked)
-    if job.name is not None:
-        caller.filters.insert(0, NamedAnswer(request.resolved.served, job.name))
     await carry(caller, service, request.resolved, job, request.prompt, timing)
 
 
@@ -96,6 +94,7 @@ async def read_completion(
     timing: TokenTiming,
     model: str | None = None,
     *,
+    caller: str | None = None,
     fields: JsonObject | None = None,
     direct: bool = False,
     fetch: bool = True,
@@ -103,6 +102,7 @@ async def read_completion(
     """Read a completion and count it where it is refused; ``model`` takes the place of the one that it names.
 
     Args:
+        caller: whose it is, by name.
         fields: its body, where that is decoded already.
         direct: it is a copy for that very model, whatever else its name stands for.
         fetch: have its media fetched, and put in the place of their URLs.
@@ -116,16 +116,16 @@ async def read_completion(
         parsed = await service.prompts.parse(endpoint, body if isinstance(body, bytes) else await body, fields)
         if model is not None and model != parsed.model:
             parsed = replace(parse(endpoint, with_fields(parsed, {"model": model})), withheld=parsed.withheld)
-        resolved = service.catalog.direct(parsed.model) if direct else service.catalog.resolve(parsed.model)
+        resolved = service.catalog.direct(parsed.model) if direct else service.catalog.resolve(parsed.model, caller)
         hints = read_hints(headers, parsed.nvext, parsed.fields)
         if parsed.withheld:
             hints = hints.with_withheld(parsed.withheld, parsed.steering)
         if resolved.special:
             by = hints.preferences.session or service.new_id()  # without a session, each request by itself
-            resolved = service.catalog.route(resolved, by)
+            resolved = service.catalog.route(resolved, by, caller)
             shadow = _shadow_order(service, endpoint, parsed, resolved, by)
             parsed = as_served(parsed, None if resolved.name is None else resolved.served, resolved.preset)
-        if endpoint == "chat_completions" and media_of(parsed.fields):
+        if not parsed.plain and endpoint == "chat_completions" and media_of(parsed.fields):
             await settle_media(parsed, service.media, service.prompts, fetch=fetch)
         hashing = service.catalog.hashing(resolved, hints.salt, parsed.media)
         rendered, way, tokens = None, "", hints.token_data
@@ -164,6 +164,8 @@ async def carry(
     timing: TokenTiming,
 ) -> None:
     """Route a request and answer it; count it, log it and record it however it ends."""
+    if job.name is not None:
+        caller.filters.insert(0, NamedAnswer(resolved.served, job.name))
     hints = job.hints or route_hints(caller.headers)
     tenant = service.gate.tenants.get(caller.name)
     if hints.pins and not service.may_pin(tenant):

@@ -73,7 +73,7 @@ def json_response(data: Any, status: int = 200) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models"""
     service = service_of(request)
-    models = [_model_entry(service, name) for name in sorted(_usable_models(request, service))]
+    models = [_model_entry(service, name) for name in service.catalog.usable(request[CALLER])]
     return json_response(ModelList(data=models + await _adapter_entries(request, service)))
 
 
@@ -81,7 +81,7 @@ async def one_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id} and /v1/models/{id}/ready; an id may have slashes."""
     service = service_of(request)
     name = request.match_info["model"]
-    known = _usable_models(request, service)
+    known = service.catalog.usable(request[CALLER])
     if name in known:
         return json_response(_model_entry(service, name))
     loads = service.cluster.adapters
@@ -92,15 +92,7 @@ async def one_model(request: web.Request) -> web.Response:
     if model != name and model in known:
         workers = service.cluster.ready(service.catalog.resolve(model).model)
         return json_response(ModelReady(model, workers > 0, workers), 200 if workers else 503)
-    listed = ", ".join(sorted(known)) or "none yet"
-    raise rejected(
-        f"the model {quoted(name)} does not exist; known models: {listed}", "model", code="model_not_found", status=404
-    )
-
-
-def _usable_models(request: web.Request, service: Service) -> set[str]:
-    """Return the names of the models that the caller may use."""
-    return {name for name in service.catalog.models() if service.may_use(request[CALLER], name)}
+    raise service.catalog.unknown(name, request[CALLER])
 
 
 async def health(request: web.Request) -> web.Response:

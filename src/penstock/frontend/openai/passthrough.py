@@ -65,15 +65,15 @@ async def read_proxied(
     try:
         raw = await caller.body() if raw is None else raw
         fields = fields_of(raw, content_type)
-        name, streamed = model_of(service, raw, fields) if model is None else (model, False)
-        resolved = service.catalog.resolve(name)
+        name, streamed = model_of(service, caller.name, raw, fields) if model is None else (model, False)
+        resolved = service.catalog.resolve(name, caller.name)
         raw, withheld, steering = withhold(raw, content_type, fields)
         jobs, file = service.jobs, None
         if jobs is not None:
             raw, file = await jobs.with_engine_files(raw, service.owner(caller.name))
         hints = route_hints(caller.headers).with_withheld(withheld, steering)
         if resolved.name is not None:
-            resolved = service.catalog.route(resolved, hints.preferences.session or caller.id)
+            resolved = service.catalog.route(resolved, hints.preferences.session or caller.id, caller.name)
             raw = with_model(raw, content_type, resolved.served)
         if jobs is not None and file is not None:
             hints = hints.placed(jobs.engine(file).id)
@@ -151,7 +151,7 @@ def _form_model(raw: bytes) -> re.Match[bytes] | None:
     return _FORM_MODEL.search(raw, 0, 65_536) or _FORM_MODEL.search(raw, max(0, len(raw) - 65_536))
 
 
-def model_of(service: Service, raw: bytes, fields: JsonObject | None) -> tuple[str, bool]:
+def model_of(service: Service, caller: str, raw: bytes, fields: JsonObject | None) -> tuple[str, bool]:
     """Return the model that a body names, and whether it requests a stream; a single model needs no naming.
 
     Args:
@@ -166,7 +166,7 @@ def model_of(service: Service, raw: bytes, fields: JsonObject | None) -> tuple[s
         name = text_field(fields, "model")
         streamed = fields.get("stream") is True
     if name is None:
-        known = sorted(service.catalog.models())
+        known = service.catalog.usable(caller)
         if len(known) != 1:
             raise rejected(f"name a model: {', '.join(known)}", "model", code="missing_field")
         name = known[0]

@@ -75,7 +75,7 @@ def _allowed_model(service: Service, caller: HttpExchange, raw: bytes, fields: J
     Raises:
         ClientError: 404 or 403: there is none of this name, or not for this caller.
     """
-    resolved = service.catalog.resolve(model_of(service, raw, fields)[0])
+    resolved = service.catalog.resolve(model_of(service, caller.name, raw, fields)[0], caller.name)
     service.check_model(caller.name, resolved)
     return resolved
 

@@ -192,7 +192,8 @@ def plain_text(messages: Sequence[JsonObject], tools: list[Any] | None = None) -
     """Return the canonical text of a chat for a model without its template here: equal chats give equal text."""
     parts = [] if not tools else [f"\x01tools\x02{_tojson(tools)}"]
     for message in messages:
-        body = _joined_content(message.get("content"))
+        content = message.get("content")
+        body = content if isinstance(content, str) else _joined_content(content)
         calls = message.get("tool_calls")
         parts.append(f"\x01{message.get('role', '')}\x02{body}" + (f"\x03{_tojson(calls)}" if calls else ""))
     return "".join(parts)
@@ -232,8 +233,7 @@ def _decoded_call(call: Any) -> Any:
 
 
 def _joined_content(content: Any) -> str:
-    if isinstance(content, str):
-        return content
+    """Return the text of a message's parts."""
     if not isinstance(content, list):
         return ""
     texts: list[str] = []

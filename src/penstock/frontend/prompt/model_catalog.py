@@ -1,6 +1,6 @@
 """Model catalog: the models that clients may name, what routing needs of each, and what decides a prompt's blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.adapters.engines.dialects.scale_out_routes import GENERATE, RENDER, has_route
@@ -12,6 +12,7 @@ from penstock.frontend.prompt.model_names import ModelNames, ModelPreset, templa
 from penstock.frontend.prompt.prompt_hashing import BlockHashing, PromptMedia
 from penstock.frontend.prompt.prompt_renderer import ENGINE, OFF
 from penstock.frontend.prompt.prompt_tokenizer import PromptTokenizer, load_tokenizer
+from penstock.kernel.errors import ClientError
 from penstock.kernel.hashing import TEXT_BLOCK_BYTES
 from penstock.kernel.values import WorkerCard
 
@@ -53,6 +54,7 @@ class ModelCatalog:
         names: beside those of models.
         presets: of the models that put something into their requests.
         caching: whether the settings let tokenizers remember what they tokenised.
+        may_use: whether a caller may ask for a name; None stands for nobody's request, which may ask for all.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ModelCatalog:
         *,
         renders: Mapping[str, str],
         caching: bool,
+        may_use: Callable[[str | None, str], bool],
     ) -> None:
         self.tokenizers = tokenizers
         self.names = names
@@ -71,6 +74,7 @@ class ModelCatalog:
         self._renders = renders
         self._cluster = cluster
         self._caching = caching
+        self._may_use = may_use
         self._changes = 0
         """The workers' changes after which names were resolved."""
         self._resolved: dict[str, ResolvedModel] = {}
@@ -90,11 +94,21 @@ class ModelCatalog:
                     models[name] = card
         return {**{name: models.get(model) for name, model in self.names.known().items()}, **models}
 
-    def resolve(self, name: str) -> ResolvedModel:
+    def usable(self, caller: str | None) -> list[str]:
+        """Return every model, adapter and name for which a caller may ask, in alphabetical order."""
+        return sorted(name for name in self.models() if self._may_use(caller, name))
+
+    def unknown(self, name: str, caller: str | None) -> ClientError:
+        """Make the refusal of a name that nothing has."""
+        known = ", ".join(self.usable(caller)) or "none yet"
+        text = f"the model {quoted(name)} does not exist; known models: {known}"
+        return rejected(text, "model", code="model_not_found", status=404)
+
+    def resolve(self, name: str, caller: str | None = None) -> ResolvedModel:
         """Resolve the model name of a request; a name that models share becomes the one with the largest weight.
 
         Raises:
-            ClientError: 404: it is unknown; the message lists the known ones.
+            ClientError: 404: it is unknown; the message lists those for which the caller may ask.
         """
         changes = self._cluster.changes()
         if changes != self._changes:
@@ -103,7 +117,7 @@ class ModelCatalog:
         resolved = self._resolved.get(name)
         if resolved is None:
             model = self._main(name)
-            resolved = self._resolve(model, self._cluster.cards())
+            resolved = self._resolve(model, self._cluster.cards(), caller)
             if model != name or name in self.names.weights:
                 resolved = replace(resolved, name=name, special=True)
             if len(self._resolved) < RESOLVED_MAX:
@@ -118,15 +132,19 @@ class ModelCatalog:
         """
         return self._resolve(model, self._cluster.cards())
 
-    def route(self, resolved: ResolvedModel, by: str) -> ResolvedModel:
-        """Return the model for one request of a name, which models may share; ``by`` is its session."""
+    def route(self, resolved: ResolvedModel, by: str, caller: str | None = None) -> ResolvedModel:
+        """Return the model for one request of a name, which models may share; ``by`` is its session.
+
+        Raises:
+            ClientError: 404: that model is none, as in `resolve`.
+        """
         name = resolved.name
         if name is None or name not in self.names.weights:
             return resolved
         model = self.names.model(name, by, self.ready)
         if model == resolved.served:
             return resolved
-        return replace(self._resolve(model, self._cluster.cards()), name=name, special=True)
+        return replace(self._resolve(model, self._cluster.cards(), caller), name=name, special=True)
 
     def ready(self, name: str) -> int:
         """Return how many workers can take a request for a model, or for an adapter; 0 where there is none of it."""
@@ -141,7 +159,7 @@ class ModelCatalog:
         kept = [model for model in weights if not loads.registry.dropped(model)] or list(weights)
         return max(kept, key=lambda model: weights[model])
 
-    def _resolve(self, name: str, every: Sequence[WorkerCard]) -> ResolvedModel:
+    def _resolve(self, name: str, every: Sequence[WorkerCard], caller: str | None = None) -> ResolvedModel:
         cards = [card for card in every if card.model == name]
         adapter: str | None = None
         model = name
@@ -149,13 +167,7 @@ class ModelCatalog:
             base = self._base_of(name, every)
             cards = [] if base is None else [card for card in every if card.model == base]
             if base is None:
-                known = ", ".join(sorted(self.models())) or "none yet"
-                raise rejected(
-                    f"the model {quoted(name)} does not exist; known models: {known}",
-                    "model",
-                    code="model_not_found",
-                    status=404,
-                )
+                raise self.unknown(name, caller)
             adapter, model = name, base
         lengths = [card.max_model_len for card in cards if card.max_model_len is not None]
         # A worker of unknown context length may take what the others can't.
@@ -210,9 +222,8 @@ class ModelCatalog:
         )
 
     def notes(self) -> list[str]:
-        """Return notes for the health route of a healthy frontend."""
-        notes = [finding.text for finding in self._cluster.status().findings]
-        notes += [
+        """Return notes for the health route: of models whose prompts are prepared worse than they could be."""
+        notes = [
             f"{model} has no local tokenizer: it is routed by hashed text blocks, which match caches less well"
             for model, tokenizer in self.tokenizers.items()
             if tokenizer is None and not self._resolve(model, self._cluster.cards()).render

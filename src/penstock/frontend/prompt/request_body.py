@@ -188,6 +188,8 @@ class Parsed:
     """Its steering fields, which are not in ``raw`` and ``fields``."""
     steering: JsonObject = field(default_factory=dict)
     """Those of them that stood at the top of the body: a pool may allow them."""
+    plain: bool = False
+    """Known to be text alone, in each message and each other field: there is nothing in it to look for."""
 
     @property
     def path(self) -> str:
@@ -256,7 +258,9 @@ def parse(endpoint: Endpoint, raw: bytes, fields: JsonObject | None = None) -> P
                 raise rejected(f"{name} must be a whole number of at least 0, not {value!r}", name)
         else:
             _typed_field(fields, name, *_CHECKED_KINDS[name])
-    return Parsed(endpoint, raw, fields, model, stream, wants_usage, nvext, withheld=withheld, steering=steering)
+    return Parsed(
+        endpoint, raw, fields, model, stream, wants_usage, nvext, withheld=withheld, steering=steering, plain=plain
+    )
 
 
 def with_fields(parsed: Parsed, added: JsonObject) -> bytes:

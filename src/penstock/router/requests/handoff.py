@@ -30,17 +30,15 @@ class NextStage(NamedTuple):
 
 def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: ModelPool) -> NextStage:
     """Return the stage that a request needs next; ``request.flow`` has the reason."""
-    event = request.event
-    if request.handed:
+    event, remote = request.event, request.remote
+    if remote is not None and remote.stage == "prefill":
         source = source_of(core, request)
         if source is not None and pool.roles.answers:
             return NextStage(
                 "decode", _with_sound_links(pool, source.id, available(core, request, pool, now, "decode")), source
             )
-        assert request.remote is not None
         if source is None:
-            holder = request.remote.target.worker
-            lose(core, request, pool, f"worker {holder}, which held its KV, is gone", released=True)
+            lose(core, request, pool, f"worker {remote.target.worker}, which held its KV, is gone", released=True)
         else:
             lose(core, request, pool, "no worker is there that could take it", released=False)
     final = eligible(core, request, pool, now)
@@ -68,10 +66,10 @@ def next_stage(core: RouterState, now: Nanos, request: RoutedRequest, pool: Mode
             if candidates is not None:
                 return NextStage("encode", candidates)
         encoding = _encoding_text(request)
-    remote, request.flow = _remote_candidates(core, now, request, pool, final)
+    prefilling, request.flow = _remote_candidates(core, now, request, pool, final)
     if encoding:
         request.flow = f"{encoding}; {request.flow}" if request.flow else encoding
-    return NextStage("aggregated", final) if remote is None else NextStage("prefill", remote)
+    return NextStage("aggregated", final) if prefilling is None else NextStage("prefill", prefilling)
 
 
 def _with_sound_links(pool: ModelPool, source: WorkerId, takers: Eligible) -> Eligible:

@@ -220,8 +220,10 @@ def close(
     if pool is not None and request.counted:
         if request.remote is not None:
             abandon(core, request, pool, request.remote)
-        core.release(request, pool)
-        if request.phase == "queued":
+        if request.on_worker:
+            core.release(request, pool)
+            core.mark(request, last=now)
+        elif request.phase == "queued":
             pool.queue.remove(event.id)
         if request.work and pool.fair is not None:
             pool.fair.end(pool.fair.name(event.tenant), request.work, event.prompt.isl, request.tokens)
@@ -231,9 +233,8 @@ def close(
     core.waiting_for_worker.pop(event.id, None)
     if request.unproven is not None:
         settle_blame(core, now, request)
-    request.leave_queue(now)
-    if request.on_worker:
-        core.mark(request, last=now)
+    if request.queued_since is not None:
+        request.leave_queue(now)
     request.step("close")
     del core.requests[event.id]
     core.out.append(

@@ -309,10 +309,12 @@ def _answer_started(core: RouterState, now: Nanos, request: RoutedRequest) -> No
 def _running_request(core: RouterState, request: RequestId, attempt: int, *phases: str) -> RoutedRequest | None:
     """Return an open request in one of these phases and this attempt; else count the event as dropped."""
     found = core.requests.get(request)
-    if found is None or not found.runs(attempt) or found.phase not in phases:
-        core.dropped += 1
-        return None
-    return found
+    if found is not None and found.phase in phases:
+        hedge = found.hedge
+        if attempt == found.current or (hedge is not None and attempt == hedge.attempt):
+            return found
+    core.dropped += 1
+    return None
 
 
 # --- hedging ----------------------------------------------------------------------------------------------------------

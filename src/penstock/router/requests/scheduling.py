@@ -280,7 +280,8 @@ def _place_request(core: RouterState, now: Nanos, request: RoutedRequest, pool: 
         close(core, now, request, "rejected", "client", 400, NEEDS_PIN)
         return
     cost = choice.cost
-    request.leave_queue(now)
+    if request.queued_since is not None:
+        request.leave_queue(now)
     if pool.fair is not None and not request.work:
         request.work = max(1, _work_tokens(request, pool, pool.fair))
         pool.fair.begin(pool.fair.name(event.tenant), request.work, now)
@@ -382,18 +383,11 @@ def _session_name(session: str, stage: Role) -> str:
     return session if stage in FINAL else f"{session}~{stage}"
 
 
-def _mode_of(core: RouterState, stage: Role) -> Mode:
-    """Return how a worker is chosen for a stage."""
-    handoff = core.settings.handoff
-    own = handoff.decode.mode if stage == "decode" else None if stage in FINAL else handoff.prefill.mode
-    return core.settings.mode if own is None else own
-
-
 def _decide_target(
     core: RouterState, request: RoutedRequest, pool: ModelPool, step: NextStage, now: Nanos
 ) -> tuple[Selection | None, Sequence[Cost], int]:
     """Choose a target; return the choice, what was priced for it, and the request's blocks without a hash."""
-    mode, targets = _mode_of(core, step.stage), step.eligible.targets
+    mode, targets = pool.stage_mode[step.stage], step.eligible.targets
     if step.stage == "encode":
         # Every router chooses the same worker for the same content: its own cache has it if it was asked just now.
         place = _encoder_place(core, request, pool, targets)
@@ -527,7 +521,7 @@ def _send_attempt(
         attempt=request.attempt,
         at=now,
         model=event.model,
-        mode=_mode_of(core, step.stage),
+        mode=pool.stage_mode[step.stage],
         chosen=target,
         reason=reason,
         isl=prompt.isl,

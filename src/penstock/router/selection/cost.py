@@ -307,7 +307,8 @@ class CostTable(Sequence[Cost]):
         held: Any = sum(self._of.lower[:2], self._of.device)
         return np.minimum(held, max(0, self._demand.prompt.isl - 1) // self._demand.block_size)
 
-    def _columns(self) -> Sequence[Column | float]:
+    def _columns(self) -> Sequence[Any]:
+        """Return columns, and numbers that stand for one as they are: of `float` mypyc would make a 0 to 0.0."""
         of = self._of
         loads = (of.queued, of.requests, of.blocks, self._after)
         added = self._added.values()

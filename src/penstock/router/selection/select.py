@@ -25,6 +25,7 @@ from penstock.router.router_state import RouterState
 from penstock.router.selection.candidate import Candidate, RequestDemand, Speed
 from penstock.router.selection.cost import (
     COSTS,
+    CREDIT_DECAY,
     Candidates,
     CostTable,
     active_requests_of,
@@ -247,14 +248,14 @@ def costs_of(
     size = TEXT_BLOCK_BYTES // BYTES_PER_TOKEN if prompt.estimated else pool.index.block_size
     unhashed_blocks = max(0, -(-prompt.isl // size) - len(prompt.blocks))
     many, load = len(targets) >= COLUMNS_MIN, pool.active.load
-    priced = [] if many else [(target, worker, load(target)) for target, worker in targets]
+    fades = CREDIT_DECAY and not many  # else nobody asks for the least
     expected = pool.expected_output(preferences) if pool.settings.expect_output else preferences.osl
     demand = RequestDemand(
         prompt=prompt,
         unhashed_blocks=unhashed_blocks,
         block_size=size,
         osl=pool.counts.output_mean if expected is None else float(expected),
-        least_prefill=min([used.prefill_tokens for _, _, used in priced], default=0),
+        least_prefill=min([load(target).prefill_tokens for target, _ in targets], default=0) if fades else 0,
         overlap_credit=(settings.overlap_credit if preferences.overlap_credit is None else preferences.overlap_credit),
         handed=source is not None,
         ms_per_block=pool.speeds.ms_per_block if source is not None else 0.0,
@@ -275,14 +276,14 @@ def costs_of(
             Candidate(
                 target,
                 overlaps.get(target, NOTHING),
-                used,
+                load(target),
                 usual if worker.speed is None else pool.speeds.measured(worker.speed),
                 1.0 if far is None else far(worker.card),
                 0.0 if adapter is None else pool.adapters.seconds(target.worker, adapter),
             ),
             settings,
         )
-        for target, worker, used in priced
+        for target, worker in targets
     ], unhashed_blocks
 
 

@@ -61,8 +61,7 @@ class TargetLoad:
 
     def use(self, blocks: Sequence[int]) -> None:
         """Count one more user of a chain of blocks."""
-        shared = depth_of(blocks, self._used)
-        more = self._more
+        shared, more = depth_of(blocks, self._used) if self._used else 0, self._more
         for block in blocks[:shared]:
             more[block] = more.get(block, 0) + 1
         self._used.update(blocks[shared:] if shared else blocks)
@@ -70,7 +69,7 @@ class TargetLoad:
     def leave(self, blocks: Sequence[int]) -> None:
         """Remove one user of a chain of blocks."""
         more = self._more
-        shared = depth_of(blocks, more)
+        shared = depth_of(blocks, more) if more else 0
         for block in blocks[:shared]:
             count = more[block] - 1
             if count:
@@ -239,7 +238,8 @@ class ActiveSequences:
         osl_blocks: int = 0,
     ) -> None:
         """Count a request on a target; one that was placed already moves."""
-        self.end(request, router)
+        if (router, request) in self._requests:
+            self.end(request, router)
         self._requests[router, request] = Active(
             target, prefill_tokens, blocks, unhashed_blocks, now, router, osl_blocks=osl_blocks
         )
@@ -252,7 +252,8 @@ class ActiveSequences:
         load.use(blocks)
         if self._users is not None:
             self._users.used(target, blocks, load)
-        self._changed(target)
+        if self._columns:
+            self._changed(target)
 
     def first_token(self, request: RequestId, now: Nanos, router: str = "") -> None:
         """Its prefill is done."""
@@ -261,7 +262,8 @@ class ActiveSequences:
             self._loads[active.target].prefill_tokens -= active.prefill_tokens
             active.prefill_tokens = 0
             active.touched = now
-            self._changed(active.target)
+            if self._columns:
+                self._changed(active.target)
 
     def grown(self, request: RequestId, output_blocks: int, now: Nanos, router: str = "") -> None:
         """Its output fills so many blocks by now."""
@@ -270,7 +272,8 @@ class ActiveSequences:
             before, active.output_blocks = unhashed_blocks_of(active), output_blocks
             self._loads[active.target].unhashed_blocks += unhashed_blocks_of(active) - before
             active.touched = now
-            self._changed(active.target)
+            if self._columns:
+                self._changed(active.target)
 
     def end(self, request: RequestId, router: str = "") -> None:
         """It is over, however; unknown requests are no error (a peer's may have expired)."""
@@ -286,7 +289,8 @@ class ActiveSequences:
             self._users.left(active.target, active.blocks, load)
         if load.requests == 0:
             del self._loads[active.target]
-        self._changed(active.target)
+        if self._columns:
+            self._changed(active.target)
 
     def expire(self, before: Nanos) -> int:
         """Drop the requests of other routers that have been silent since ``before``; return how many."""

@@ -124,7 +124,8 @@ class Tickets:
         self.live = live
         self.unknown = 0
         """Effects for a request that has no ticket here; dropped and counted."""
-        self._open: dict[RequestId, Ticket] = {}
+        self.open: dict[RequestId, Ticket] = {}
+        """Those of requests that have not ended."""
         live.on(Dispatch, self._dispatch)
         live.on(Abort, self._abort)
         live.on(Closed, self._closed)
@@ -132,11 +133,7 @@ class Tickets:
         self._listeners: list[Listener] = []
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    def is_open(self, request: RequestId) -> bool:
-        """Return whether a request with this id has not ended."""
-        return request in self._open
+        return len(self.open)
 
     def arrive(self, event: Arrived) -> Ticket:
         """Post a request to the router.
@@ -144,10 +141,10 @@ class Tickets:
         Raises:
             ValueError: a request with this id is still open.
         """
-        if event.id in self._open:
+        if event.id in self.open:
             raise ValueError(f"request id {event.id!r} is already in use by an open request")
         ticket = Ticket(self, event.id)
-        self._open[event.id] = ticket
+        self.open[event.id] = ticket
         self.live.post("router", event)
         return ticket
 
@@ -156,7 +153,7 @@ class Tickets:
         self._listeners.append(listener)
 
     def _dispatch(self, now: Nanos, _: str, effect: Dispatch) -> None:
-        ticket = self._open.get(effect.id)
+        ticket = self.open.get(effect.id)
         if ticket is None:
             self.unknown += 1
             return
@@ -165,13 +162,13 @@ class Tickets:
         self._call_listeners(now, effect)
 
     def _abort(self, now: Nanos, _: str, effect: Abort) -> None:
-        ticket = self._open.get(effect.id)
+        ticket = self.open.get(effect.id)
         if ticket is not None:
             ticket.aborted = True
         self._call_listeners(now, effect)
 
     def _closed(self, now: Nanos, _: str, effect: Closed) -> None:
-        ticket = self._open.pop(effect.id, None)
+        ticket = self.open.pop(effect.id, None)
         if ticket is None:
             self.unknown += 1
         else:

@@ -269,6 +269,7 @@ class EngineSite:
     """This machine, as the place of engines and of what runs beside them.
 
     Args:
+        settings: as they are now.
         state, namespace: folder of the supervisor's state file, and its name in there.
         logs: folder for their logs.
         env: theirs, with the cluster's secret where there is one.
@@ -276,7 +277,7 @@ class EngineSite:
         ttl: seconds after which what they put into the store goes when this process dies.
     """
 
-    settings: SuperviseSettings
+    settings: Callable[[], SuperviseSettings]
     state: Path
     namespace: str
     logs: Path
@@ -316,10 +317,6 @@ class EngineChildren(Protocol):
 
     def forgotten(self, worker: str, base: str) -> None:
         """End that of an engine which is gone for good."""
-        ...
-
-    def use(self, settings: SuperviseSettings) -> None:
-        """Use these settings from now on."""
         ...
 
     async def stop(self) -> None:

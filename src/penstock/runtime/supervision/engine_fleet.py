@@ -207,8 +207,9 @@ class EngineFleet:
         """Return this machine as the place of the engines."""
         available = inventory(settings.gpus, own)
         env = without_secrets(own)
+        runner = EngineRunner(settings, state, logs=logs, env=env, grace=grace, end=end)
         site = EngineSite(
-            settings=settings,
+            settings=lambda: runner.settings,
             state=state.path.parent,
             namespace=state.namespace,
             logs=logs,
@@ -219,13 +220,10 @@ class EngineFleet:
             ttl=self._ttl,
         )
         self._children = [children(site) for children in extension.entries("child").values()]
-        runner = EngineRunner(settings, state, logs=logs, env=env, grace=grace, end=end)
         return EngineHost(runner, GpuAllocator.over(available.gpus, available.source), self._launcher_here)
 
     def use(self, settings: SuperviseSettings) -> None:
         """Use these settings from now on."""
-        for children in self._children:
-            children.use(settings)
         self.driver.use(settings)
 
     def post(self, event: Event) -> None:

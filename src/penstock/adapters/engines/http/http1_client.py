@@ -141,11 +141,24 @@ class Http1Client:
 class Http1Call:
     """One POST (`EngineCall`)."""
 
-    __slots__ = ("_body", "_connection", "_head", "_origin", "_side", "_stopped", "_url", "content_type", "status")
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_head",
+        "_origin",
+        "_side",
+        "_stopped",
+        "_url",
+        "content_type",
+        "status",
+        "streams",
+    )
 
     def __init__(self, url: str, origin: ConnectionPool | None, head: bytes, body: bytes) -> None:
         self.status = 0
         self.content_type = ""
+        self.streams = False
+        """Whether the body is a stream of server-sent events."""
         self._url = url
         self._origin = origin
         self._head = head
@@ -154,11 +167,6 @@ class Http1Call:
         self._stopped: str | None = None
         self._side: asyncio.Task[Any] | None = None
         """The wait that is not on the connection: for a new connection, or for a sink."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether the body is a stream of server-sent events."""
-        return self.content_type.startswith("text/event-stream")
 
     @property
     def retry_after(self) -> float | None:
@@ -189,6 +197,7 @@ class Http1Call:
                 await connection.wait("head")
             if connection.begun:
                 self.status, self.content_type = connection.status, connection.content_type
+                self.streams = self.content_type.startswith("text/event-stream")
                 self._body = b""  # may be large, and a stream lasts long
                 return
             broken = connection.error or EngineBroken("the answer has no head")
@@ -244,7 +253,7 @@ class Http1Call:
             if sink.full:
                 connection.pause()
                 await self._interruptible(sink.drained())
-            elif await connection.relay(feed, sink) and not connection.complete and connection.error is None:
+            elif await connection.wait("end", feed, sink) and connection.error is None:
                 return
 
     def stop(self, reason: str) -> None:

@@ -106,20 +106,17 @@ class EngineConnection(Http1Connection):
         else:
             self.send(head, body)
 
-    def wait(self, wanted: Wanted) -> asyncio.Future[bool]:
-        """Return a future, done when the head, a piece, the whole body or the end is here, or the answer broke."""
-        self._wanted = wanted
-        if wanted != "end":
-            self._feed = None  # the relaying task was cancelled, and another goes on
+    def wait(self, wanted: Wanted, feed: Feed | None = None, sink: ResponseSink | None = None) -> asyncio.Future[bool]:
+        """Return a future, done when the head, a piece, the whole body or the end is here, or the answer broke.
+
+        Args:
+            feed: pieces are passed to it meanwhile; done with False where ``sink`` is full and reading has stopped.
+        """
+        self._wanted, self._feed, self._sink = wanted, feed, sink
         if self._paused:
             self.resume()
         self._waiter = waiter = self._loop.create_future()
         return waiter
-
-    def relay(self, feed: Feed, sink: ResponseSink) -> asyncio.Future[bool]:
-        """Pass pieces to ``feed`` from now on; done with False where the sink is full and reading has stopped."""
-        self._feed, self._sink = feed, sink
-        return self.wait("end")
 
     def take(self) -> bytes:
         """Return what has arrived and was not taken yet."""
@@ -171,7 +168,7 @@ class EngineConnection(Http1Connection):
             self._fail(EngineBroken("the engine wants to speak another protocol"))
         feed = self._feed
         if feed is not None:
-            parts = self._parts
+            parts, more = self._parts, True
             if parts:
                 piece = parts[0] if len(parts) == 1 else b"".join(parts)
                 parts.clear()
@@ -180,12 +177,10 @@ class EngineConnection(Http1Connection):
                 except Exception as error:  # noqa: BLE001 - the task that relays is its boundary: it raises this
                     self.interrupt(error)
                     return
-                if not more:
-                    self._over()
-                elif self._sink is not None and self._sink.full and self._feed is not None:
+                if more and self._sink is not None and self._sink.full and self._feed is not None:
                     self.pause()
                     self._over(False)
-            if self.complete or self.error is not None:
+            if not more or self.complete or self.error is not None:
                 self._over()
             return
         if not self.begun:
