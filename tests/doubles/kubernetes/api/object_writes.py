@@ -26,7 +26,6 @@ from tests.doubles.kubernetes.objects.api_failures import (
 from tests.doubles.kubernetes.objects.api_store import ApiStore, ObjectKey, key_of
 from tests.doubles.kubernetes.objects.field_ownership import (
     FieldOwner,
-    FieldPath,
     ListKeys,
     OwnedFields,
     Owners,
@@ -42,17 +41,6 @@ SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names: no vowels, so that no word comes of them."""
 SERVER_METADATA = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 """Metadata that no client writes."""
-EVENT_FIELDS = {
-    "involvedObject": "regarding",
-    "message": "note",
-    "reportingComponent": "reportingController",
-    "source": "deprecatedSource",
-    "count": "deprecatedCount",
-    "firstTimestamp": "deprecatedFirstTimestamp",
-    "lastTimestamp": "deprecatedLastTimestamp",
-}
-"""Fields of an event in the core group, and in events.k8s.io."""
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 META_SCHEMA: JsonObject = {"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
 
 
@@ -62,10 +50,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
     manager: str = "unknown"
     force: bool = False
     dry_run: bool = False
-    field_validation: str = "Warn"
+    field_validation: str = ""
     subresource: str = ""
-    warnings: list[str] = []
-    """Filled by the write."""
 
 
 SERVICES = "10.96.0.0/16"
@@ -88,7 +74,7 @@ class ObjectWrites:
 
     def read(self, kind: ResourceKind, key: ObjectKey) -> JsonObject:
         """Return an object in the version of a kind."""
-        item = self.store.get(kind.table, key)
+        item = self.store.get(kind.resource, key)
         if item is None:
             raise missing_object(kind.resource, key[1])
         return as_version(kind, item)
@@ -110,7 +96,7 @@ class ObjectWrites:
         key = key_of(item)
         if kind.namespaced:
             self._check_namespace(kind, *key)
-        if self.store.get(kind.table, key) is not None:
+        if self.store.get(kind.resource, key) is not None:
             raise already_exists(kind.resource, key[1])
         if kind.has_status and kind.kind != "Node":
             item.pop("status", None)
@@ -182,7 +168,7 @@ class ObjectWrites:
             applied.pop("status", None)
         wanted = keys.fields_of(applied)
         owner = FieldOwner(options.manager, "Apply", options.subresource)
-        stored = self.store.get(kind.table, key)
+        stored = self.store.get(kind.resource, key)
         if stored is None:
             if options.subresource:
                 raise missing_object(kind.resource, key[1])
@@ -193,8 +179,7 @@ class ObjectWrites:
             raise conflict(kind.resource, key[1])
         owners = read_owners(before["metadata"].get("managedFields", []))
         conflicts = apply_conflicts(owners, keys.fields_of(before), wanted, owner)
-        moved = _applied_by_client(before, keys) if options.manager == "kubectl" else set[FieldPath]()
-        if not options.force and not all(path in moved for _, path in conflicts):
+        if conflicts and not options.force:
             raise apply_conflict(kind.resource, key[1], [each for each, _ in conflicts])
         lost = {path for _, path in conflicts}
         previous = owners.pop(owner, None)
@@ -234,7 +219,7 @@ class ObjectWrites:
         pending = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
         if metadata.get("deletionTimestamp") and not pending and kind.kind != "Namespace":
             self._put(kind, item)
-            return self.store.remove(kind.table, key_of(item))
+            return self.store.remove(kind.resource, key_of(item))
         return self._put(kind, item)
 
     def rescale(self, kind: ResourceKind, key: ObjectKey, scale: JsonObject, options: WriteOptions) -> JsonObject:
@@ -263,7 +248,7 @@ class ObjectWrites:
     def _put(self, kind: ResourceKind, item: JsonObject) -> JsonObject:
         if kind.kind == "CustomResourceDefinition":
             self.kinds.define(item)
-        stored = self.store.put(kind.table, item)
+        stored = self.store.put(kind.resource, item)
         if kind.kind == "Namespace" and not item["metadata"].get("resourceVersion"):
             self._furnish(item["metadata"]["name"])
         return stored
@@ -327,8 +312,6 @@ class ObjectWrites:
         if unknown and options.field_validation == "Strict":
             head = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
             raise bad_request(f"{head}: strict decoding error: {', '.join(unknown)}")
-        if options.field_validation == "Warn":
-            options.warnings.extend(unknown)
         return walked
 
     def _conform(self, kind: ResourceKind, item: JsonObject, options: WriteOptions) -> JsonObject:
@@ -362,10 +345,7 @@ class ObjectWrites:
 
 
 def as_version(kind: ResourceKind, item: JsonObject) -> JsonObject:
-    """Return a stored object as a version of its kind names it; only events have other fields in another group."""
-    if kind.plural == "events" and item.get("apiVersion", kind.api_version) != kind.api_version:
-        names = EVENT_FIELDS if kind.group else {new: old for old, new in EVENT_FIELDS.items()}
-        item = {names.get(name, name): value for name, value in item.items()}
+    """Return a stored object under the version of its kind; no version has fields of its own."""
     return item | {"apiVersion": kind.api_version, "kind": kind.kind}
 
 
@@ -393,14 +373,6 @@ def _merged_parts(kind: ResourceKind, before: JsonObject, item: JsonObject, subr
         return item
     status = {"status": before["status"]} if "status" in before else {}
     return {name: value for name, value in item.items() if name != "status"} | status
-
-
-def _applied_by_client(before: JsonObject, keys: ListKeys) -> set[FieldPath]:
-    """Return the fields that kubectl's client-side apply wrote last: its server-side apply takes them over."""
-    text = (before["metadata"].get("annotations") or {}).get(LAST_APPLIED)
-    live = keys.fields_of(before)
-    applied = keys.fields_of(msgspec.json.decode(text)) if text else {}
-    return {path for path, value in applied.items() if live.get(path) == value}
 
 
 def _spec_of(kind: ResourceKind, item: JsonObject) -> JsonObject:

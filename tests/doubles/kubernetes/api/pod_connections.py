@@ -124,14 +124,11 @@ async def logs(request: web.Request, pod: JsonObject, folder: Path) -> web.Strea
         raise bad_request(
             f"a container name must be specified for pod {metadata['name']}, choose one of: [{' '.join(containers)}]"
         )
-    if name not in containers and name not in [each["name"] for each in pod["spec"].get("initContainers") or []]:
+    if name not in containers:
         raise bad_request(f"container {name} is not valid for pod {metadata['name']}")
-    previous = flag(query, "previous")
-    path = folder / "logs" / metadata["namespace"] / metadata["name"]
-    path /= f"{name}.previous.log" if previous else f"{name}.log"
+    path = folder / "logs" / metadata["namespace"] / metadata["name"] / f"{name}.log"
     if not path.exists():
-        word = f"previous terminated container {name!r}" if previous else f"container {name!r}"
-        raise bad_request(f"{word} in pod {metadata['name']!r} is waiting to start: it has written nothing yet")
+        raise bad_request(f"container {name!r} in pod {metadata['name']!r} is waiting to start: it has written nothing")
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
     with path.open("rb") as file:
@@ -242,38 +239,33 @@ class _Tunnel:
 
 
 async def forward_channels(request: web.Request, address: str) -> web.StreamResponse:
-    """Forward the ports of a query: per port a channel of data and a channel of errors, each opened by the port."""
-    ports = [int(each) for text in request.query.getall("ports", []) for each in text.split(",")]
-    if not ports:
+    """Forward the port of a query: channel 0 has its data and channel 1 its errors, each opened by the port."""
+    port = number(request.query, "ports")
+    if port is None:
         raise bad_request("query parameter 'ports' is required")
     socket = web.WebSocketResponse(protocols=(CHANNELS,))
     await socket.prepare(request)
-    writers: dict[int, asyncio.StreamWriter] = {}
-    async with asyncio.TaskGroup() as tasks:
-        readers = []
-        for index, port in enumerate(ports):
-            data, error = 2 * index, 2 * index + 1
-            mark = port.to_bytes(2, "little")
-            await socket.send_bytes(bytes([data]) + mark)
-            await socket.send_bytes(bytes([error]) + mark)
-            try:
-                reader, writers[data] = await asyncio.open_connection(address, port)
-            except OSError as failure:
-                await socket.send_bytes(bytes([error]) + f"an error occurred forwarding {port}: {failure}".encode())
-                continue
-            readers.append(tasks.create_task(_pump(reader, socket, data)))
-        async for message in socket:
-            if message.type is WSMsgType.BINARY and (writer := writers.get(message.data[0])):
-                writer.write(message.data[1:])
-                await writer.drain()
-        for task in readers:
-            task.cancel()
-    for writer in writers.values():
-        writer.close()
+    for channel in (b"\0", b"\1"):
+        await socket.send_bytes(channel + port.to_bytes(2, "little"))
+    try:
+        reader, writer = await asyncio.open_connection(address, port)
+    except OSError as failure:
+        await socket.send_bytes(b"\1" + f"an error occurred forwarding {port}: {failure}".encode())
+        await socket.close()
+        return socket
+    pump = asyncio.create_task(_pump(reader, socket))
+    async for message in socket:
+        if message.type is WSMsgType.BINARY:
+            writer.write(message.data[1:])
+            await writer.drain()
+    await cancel_all([pump])
+    writer.close()
     return socket
 
 
-async def _pump(reader: asyncio.StreamReader, socket: web.WebSocketResponse, channel: int) -> None:
-    while data := await reader.read(CHUNK):
-        await socket.send_bytes(bytes([channel]) + data)
-    await socket.close()
+async def _pump(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+    try:
+        while data := await reader.read(CHUNK):
+            await socket.send_bytes(b"\0" + data)
+    finally:
+        await socket.close()

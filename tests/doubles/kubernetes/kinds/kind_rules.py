@@ -13,13 +13,8 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 SHORT_NAMES = {"Service", "Namespace"}
 """Kinds whose name is one label of a domain name: at most 63 characters, no dots."""
-WORKLOADS = {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"}
-STATEFUL_MUTABLE = {
-    *("replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit"),
-    *("persistentVolumeClaimRetentionPolicy", "minReadySeconds"),
-}
-POD_MUTABLE = {"activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "schedulingGates", "nodeName"}
-FORBIDDEN = "FieldValueForbidden"
+WORKLOADS = {"Deployment", "ReplicaSet", "StatefulSet"}
+POD_MUTABLE = {"activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "nodeName"}
 
 
 def breaches(kind: str, item: JsonObject) -> Iterator[Cause]:
@@ -41,13 +36,12 @@ def breaches(kind: str, item: JsonObject) -> Iterator[Cause]:
         elif not matches_label_selector(selector, labels):
             text = "`selector` does not match template `labels`"
             yield Cause("spec.template.metadata.labels", f"Invalid value: {quoted(labels)}: {text}")
-    for name in ("replicas", "minReadySeconds", "parallelism", "completions", "backoffLimit"):
-        if isinstance(spec.get(name), int) and spec[name] < 0 and kind in {*WORKLOADS, "Job"}:
+    for name in ("replicas", "minReadySeconds"):
+        if isinstance(spec.get(name), int) and spec[name] < 0 and kind in WORKLOADS:
             yield Cause(f"spec.{name}", f"Invalid value: {spec[name]}: must be greater than or equal to 0")
-    if kind == "Pod" or (kind in {*WORKLOADS, "Job"} and "template" in spec):
+    if kind == "Pod" or (kind in WORKLOADS and "template" in spec):
         yield from _pod_breaches(kind, spec)
-    headless = spec.get("clusterIP") == "None" or spec.get("type") == "ExternalName"
-    if kind == "Service" and not spec.get("ports") and not headless:
+    if kind == "Service" and not spec.get("ports") and spec.get("clusterIP") != "None":
         yield Cause("spec.ports", "Required value", "FieldValueRequired")
     if kind == "Lease" and spec.get("leaseDurationSeconds", 1) <= 0:
         yield Cause(
@@ -55,9 +49,6 @@ def breaches(kind: str, item: JsonObject) -> Iterator[Cause]:
         )
     if kind == "CustomResourceDefinition":
         yield from _definition_breaches(metadata.get("name"), spec)
-    if kind == "PodDisruptionBudget" and "minAvailable" in spec and "maxUnavailable" in spec:
-        text = "minAvailable and maxUnavailable cannot be both set"
-        yield Cause("spec", f"Invalid value: {quoted(spec)}: {text}")
 
 
 def _name_breaches(kind: str, name: str) -> Iterator[Cause]:
@@ -133,7 +124,7 @@ def _pod_breaches(kind: str, spec: JsonObject) -> Iterator[Cause]:
         names.add(name)
         volumes = {each.get("name") for each in pod.get("volumes") or []}
         for number, mount in enumerate(container.get("volumeMounts") or []):
-            if mount.get("name") not in volumes and kind != "StatefulSet":
+            if mount.get("name") not in volumes:
                 yield Cause(
                     f"{where}.volumeMounts[{number}].name",
                     f"Not found: {quoted(mount.get('name'))}",
@@ -148,40 +139,20 @@ def _pod_breaches(kind: str, spec: JsonObject) -> Iterator[Cause]:
     if kind in WORKLOADS and policy != "Always":
         text = f'Unsupported value: {quoted(policy)}: supported values: "Always"'
         yield Cause(f"{path}.restartPolicy", text, "FieldValueNotSupported")
-    if kind == "Job" and policy == "Always":
-        text = f'Unsupported value: {quoted(policy)}: supported values: "OnFailure", "Never"'
-        yield Cause(f"{path}.restartPolicy", text, "FieldValueNotSupported")
 
 
 def changes_refused(kind: str, before: JsonObject, item: JsonObject) -> Iterator[Cause]:
     """Yield the changes that a kind does not allow."""
     old, new = before.get("spec") or {}, item.get("spec") or {}
-    immutable = {"Deployment": ["selector"], "ReplicaSet": ["selector"], "DaemonSet": ["selector"]}
-    immutable |= {"Job": ["selector", "template", "completionMode"], "Service": ["clusterIP"]}
-    for name in immutable.get(kind, []):
-        if kind == "Service" and not old.get(name):
-            continue
-        if old.get(name) != new.get(name):
-            yield Cause(f"spec.{name}", f"Invalid value: {quoted(new.get(name))}: field is immutable")
-    if kind == "StatefulSet" and _without(old, STATEFUL_MUTABLE) != _without(new, STATEFUL_MUTABLE):
-        fields = "'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', "
-        fields += "'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds'"
-        text = f"Forbidden: updates to statefulset spec for fields other than {fields} are forbidden"
-        yield Cause("spec", text, FORBIDDEN)
+    immutable = {**dict.fromkeys(WORKLOADS, "selector"), "Service": "clusterIP"}
+    if (name := immutable.get(kind)) and old.get(name) not in (None, new.get(name)):
+        yield Cause(f"spec.{name}", f"Invalid value: {quoted(new.get(name))}: field is immutable")
     if kind == "Pod" and _pod_identity(old) != _pod_identity(new):
-        text = (
-            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
-            "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it "
-            "was previously negative)"
-        )
-        yield Cause("spec", text, FORBIDDEN)
+        mutable = ", ".join(["spec.containers[*].image", *sorted(POD_MUTABLE)])
+        text = f"Forbidden: pod updates may not change fields other than {mutable}"
+        yield Cause("spec", text, "FieldValueForbidden")
     if kind == "Secret" and before.get("type") != item.get("type"):
         yield Cause("type", f"Invalid value: {quoted(item.get('type'))}: field is immutable")
-    if kind in ("ConfigMap", "Secret") and before.get("immutable"):
-        data = [(each.get("data"), each.get("binaryData"), each.get("immutable")) for each in (before, item)]
-        if data[0] != data[1]:
-            yield Cause("data", "Forbidden: field is immutable when `immutable` is set", FORBIDDEN)
     if kind.endswith("RoleBinding") and before.get("roleRef") != item.get("roleRef"):
         yield Cause("roleRef", f"Invalid value: {quoted(item.get('roleRef'))}: cannot change roleRef")
 
@@ -191,7 +162,5 @@ def _without(spec: JsonObject, names: set[str]) -> JsonObject:
 
 
 def _pod_identity(spec: JsonObject) -> JsonObject:
-    fixed = _without(spec, {*POD_MUTABLE, "containers", "initContainers", "ephemeralContainers"})
-    for name in ("containers", "initContainers"):
-        fixed[name] = [_without(each, {"image"}) for each in spec.get(name) or []]
-    return fixed
+    containers = [_without(each, {"image"}) for each in spec.get("containers") or []]
+    return {**_without(spec, POD_MUTABLE), "containers": containers}

@@ -118,9 +118,10 @@ def future_version(version: int, current: int) -> ApiFailure:
     return ApiFailure(504, "Timeout", text, {"causes": [cause]}, 1)
 
 
-def too_many_requests(message: str, retry_after_s: int | None, causes: Sequence[JsonObject] = ()) -> ApiFailure:
+def too_many_requests(retry_after_s: int) -> ApiFailure:
     """Return 429 with the seconds after which another try may succeed."""
-    return ApiFailure(429, "TooManyRequests", message, {"causes": list(causes)} if causes else None, retry_after_s)
+    text = "the server has received too many requests and has asked us to try again later"
+    return ApiFailure(429, "TooManyRequests", text, None, retry_after_s)
 
 
 def unsupported_media_type(media_type: str) -> ApiFailure:
