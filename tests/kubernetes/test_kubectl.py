@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import aiohttp
-import httpx2
 import pytest
 
 from tests.kubernetes.api_client import ApiClient
@@ -292,22 +291,6 @@ def echo_port() -> Iterator[int]:
         yield server.server_address[1]
         server.shutdown()
         thread.join()
-
-
-def test_port_forward_carries_requests(
-    kube: Kubectl, api: ApiClient, namespace: str, double: RunningApi, echo_port: int
-) -> None:
-    kube("create", "-f", "-", stdin=pod("a"))
-    api.patch(f"/api/v1/namespaces/{namespace}/pods/a/status", {"status": {"phase": "Running", "podIP": "127.0.0.1"}})
-    command = [*kube.command, "port-forward", "pod/a", f":{echo_port}", "--address=127.0.0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("Forwarding from 127.0.0.1:"), line
-        url = f"http://{line.split()[2]}"
-        for size in (10, 300_000):
-            assert httpx2.post(url, content=b"x" * size, timeout=10).content == b"x" * size
-        process.terminate()
 
 
 def test_port_forward_in_plain_channels(
