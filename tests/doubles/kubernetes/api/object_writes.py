@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -26,8 +25,8 @@ from tests.doubles.kubernetes.objects.api_failures import (
 from tests.doubles.kubernetes.objects.api_store import ApiStore, ObjectKey, key_of
 from tests.doubles.kubernetes.objects.field_ownership import (
     FieldOwner,
+    FieldPath,
     ListKeys,
-    OwnedFields,
     Owners,
     apply_conflicts,
     owners_after_write,
@@ -112,8 +111,8 @@ class ObjectWrites:
         keys = ListKeys(kind.schema, self.kinds.schemas.resolve)
         if not owners:
             owner = FieldOwner(options.manager, "Update", options.subresource)
-            owners = {owner: self._owned(kind, frozenset(keys.fields_of(item)))}
-        item["metadata"]["managedFields"] = write_owners(owners)
+            owners = {owner: frozenset(keys.fields_of(item))}
+        item["metadata"]["managedFields"] = write_owners(owners, kind.api_version)
         return item if options.dry_run else self._put(kind, item)
 
     def update(self, kind: ResourceKind, key: ObjectKey, item: JsonObject, options: WriteOptions) -> JsonObject:
@@ -134,8 +133,7 @@ class ObjectWrites:
         item = self._conform(kind, _merged_parts(kind, before, item, options.subresource), options)
         keys = ListKeys(kind.schema, self.kinds.schemas.resolve)
         owner = FieldOwner(options.manager, "Update", options.subresource)
-        mark = self._owned(kind, frozenset())
-        owners = owners_after_write(owners, keys.fields_of(before), keys.fields_of(item), owner, mark)
+        owners = owners_after_write(owners, keys.fields_of(before), keys.fields_of(item), owner)
         return self._replace(kind, before, item, owners, options)
 
     def patch(
@@ -172,26 +170,22 @@ class ObjectWrites:
         if stored is None:
             if options.subresource:
                 raise missing_object(kind.resource, key[1])
-            return self._create(kind, applied, {owner: self._owned(kind, frozenset(wanted))}, options), True
+            return self._create(kind, applied, {owner: frozenset(wanted)}, options), True
         before = as_version(kind, stored)
         version = applied["metadata"].get("resourceVersion")
         if version and version != before["metadata"]["resourceVersion"]:
             raise conflict(kind.resource, key[1])
         owners = read_owners(before["metadata"].get("managedFields", []))
-        conflicts = apply_conflicts(owners, keys.fields_of(before), wanted, owner)
+        conflicts = apply_conflicts(owners, keys.fields_of(before), wanted, owner, kind.api_version)
         if conflicts and not options.force:
             raise apply_conflict(kind.resource, key[1], [each for each, _ in conflicts])
         lost = {path for _, path in conflicts}
-        previous = owners.pop(owner, None)
-        owners = {each: msgspec.structs.replace(owned, fields=owned.fields - lost) for each, owned in owners.items()}
-        others = frozenset[tuple[str, ...]]().union(*(owned.fields for owned in owners.values()))
-        dropped = {path for path in (previous.fields if previous else ()) if path not in wanted and path not in others}
-        dropped = {path for path in dropped if not any(other[: len(path)] == path for other in others)}
+        previous = owners.pop(owner, frozenset())
+        owners = {each: fields - lost for each, fields in owners.items()}
+        others = frozenset[FieldPath]().union(*owners.values())
+        dropped = {path for path in previous - wanted.keys() if not any(o[: len(path)] == path for o in others)}
         merged = keys.merged(keys.without(before, dropped) if dropped else before, applied)
-        owned = self._owned(kind, frozenset(wanted))
-        if previous is not None and previous.fields == owned.fields:
-            owned = previous
-        owners[owner] = owned
+        owners[owner] = frozenset(wanted)
         item = self._conform(kind, _merged_parts(kind, before, merged, options.subresource), options)
         return self._replace(kind, before, item, owners, options), False
 
@@ -204,7 +198,7 @@ class ObjectWrites:
         self._check(kind, item, breaches(kind.kind, item), changes_refused(kind.kind, before, item))
         metadata = item["metadata"] = dict(item["metadata"])
         metadata.pop("managedFields", None)
-        if entries := write_owners(owners):
+        if entries := write_owners(owners, kind.api_version):
             metadata["managedFields"] = entries
         for name in (*SERVER_METADATA, "resourceVersion"):
             metadata.pop(name, None)
@@ -212,7 +206,7 @@ class ObjectWrites:
                 metadata[name] = before["metadata"][name]
         if kind.generation and _spec_of(kind, item) != _spec_of(kind, before):
             metadata["generation"] = before["metadata"].get("generation", 0) + 1
-        if _timeless(item) == _timeless(before):
+        if item == before:
             return before
         if options.dry_run:
             return item
@@ -263,9 +257,6 @@ class ObjectWrites:
             kind = self.kinds.find("", "v1", plural)
             if kind is not None:
                 self.create(kind, namespace, {"metadata": {"name": name}} | more, options)
-
-    def _owned(self, kind: ResourceKind, fields: frozenset[tuple[str, ...]]) -> OwnedFields:
-        return OwnedFields(fields, kind.api_version, self.timestamp())
 
     def _addressed(self, kind: ResourceKind, namespace: str, item: JsonObject) -> JsonObject:
         """Return a copy of a request's object that has the kind and the namespace of its path."""
@@ -381,17 +372,10 @@ def _spec_of(kind: ResourceKind, item: JsonObject) -> JsonObject:
     return {name: value for name, value in item.items() if name not in apart}
 
 
-def _timeless(item: JsonObject) -> JsonObject:
-    """Return an object without the times of its owners: a write that changes nothing else is no change."""
-    entries = [entry | {"time": ""} for entry in item["metadata"].get("managedFields", [])]
-    return item | {"metadata": item["metadata"] | {"managedFields": entries}}
-
-
 def _mistyped_text(kind: ResourceKind, fault: Mistyped) -> str:
     names = {dict: "object", list: "array", str: "string", bool: "bool"}
-    written: Any = names.get(type(fault.value), "number")
-    field = f"{kind.kind}.{fault.path}"
+    written = names.get(type(fault.value), "number")
     return (
         f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
-        f"json: cannot unmarshal {written} into Go struct field {field} of type {fault.type}"
+        f"json: cannot unmarshal {written} into Go struct field {kind.kind}.{fault.path} of type {fault.type}"
     )

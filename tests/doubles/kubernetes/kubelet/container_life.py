@@ -75,8 +75,8 @@ async def _http_status(target: JsonObject, host: str, port: int) -> int:
 
 
 PROCESS = Path(__file__).with_name("container_process.py")
-BACK_OFF_S, BACK_OFF_LIMIT_S, FORGIVEN_S = 10.0, 300.0, 600.0
-"""Seconds before a crashed container starts again: doubled each time up to a limit, forgotten after a long run."""
+BACK_OFF_S, BACK_OFF_LIMIT_S = 10.0, 300.0
+"""Seconds before a crashed container starts again: doubled each time up to a limit."""
 RETRY_S = 0.5
 """Seconds before it is looked again for a ConfigMap or Secret that is missing."""
 
@@ -105,8 +105,7 @@ class ContainerLife:
         return {
             "name": self.name,
             "image": self.spec.get("image", ""),
-            "imageID": self.spec.get("image", ""),
-            "containerID": f"process://{self.pid}" if self.pid else "",
+            "imageID": "",
             "ready": self.ready,
             "started": self.started,
             "restartCount": self.restarts,
@@ -125,7 +124,6 @@ class ContainerLife:
         await self._pull()
         while True:
             await self._sandbox.powered.wait()
-            began = time.monotonic()
             code = await self._run_once()
             self.ready = self.started = False
             if self._stopping or self._restarts == "Never":
@@ -134,7 +132,6 @@ class ContainerLife:
                 return code
             self._last = self._state
             self._sandbox.report()
-            back_off = 0.0 if time.monotonic() - began > FORGIVEN_S / self._sandbox.speed else back_off
             if back_off:
                 message = f"back-off {back_off:.0f}s restarting failed container={self.name}"
                 await self._pause("CrashLoopBackOff", message, back_off)
@@ -154,11 +151,7 @@ class ContainerLife:
         self._wait("ContainerCreating")
         name, image = self.spec.get("image", ""), self._sandbox.script.image(self.spec.get("image", ""))
         failures, back_off = 0, BACK_OFF_S
-        await self._sandbox.event("Pulling", f'Pulling image "{name}"')
-        while True:
-            if failures == image.failures:
-                await self._sandbox.event("Pulled", f'Successfully pulled image "{name}"')
-                return
+        while failures != image.failures:
             failures += 1
             self._wait("ErrImagePull", f'failed to pull image "{name}": not found')
             await self._sandbox.event("Failed", f'Failed to pull image "{name}": not found', warning=True)
@@ -193,7 +186,6 @@ class ContainerLife:
             checks.cancel()
         reason = "Completed" if code == 0 else "ContainerCannotRun" if code in (126, 127, 128) else "Error"
         ended = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp(time.time())}
-        ended |= {"containerID": f"process://{self.pid}"}
         self._state = {"terminated": ended | ({"signal": code - 128} if code > 128 else {})}
         self.pid = 0
         return code
