@@ -57,7 +57,7 @@ def test_the_order_of_a_scale_down() -> None:
 
 def test_shares_selectors_and_quantities() -> None:
     assert (share("25%", 5, up=True), share("25%", 5, up=False), share(3, 5, up=True)) == (2, 1, 3)
-    selector: JsonObject = {"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}]}
+    selector: JsonObject = {"matchLabels": {"tier": "b"}}
     assert matches(selector, {"tier": "b"}) and not matches(selector, {"tier": "a"}) and not matches(None, {})
     assert (quantity("500m"), quantity("2Gi"), quantity("3"), quantity(2)) == (0.5, 2 * 2**30, 3.0, 2.0)
     asks = {"name": "a", "resources": {"requests": {"cpu": "1"}, "limits": {"nvidia.com/gpu": "2"}}}

@@ -4,8 +4,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.objects.api_failures import forbidden, unauthorized
 from tests.doubles.kubernetes.objects.api_store import ApiStore
@@ -143,27 +141,6 @@ class AccessRules:
             role = self._store.get(f"roles.{RBAC}", (namespace, reference["name"]))
         return list((role or {}).get("rules") or [])
 
-    def check_grant(self, user: ApiUser, plural: str, item: JsonObject, namespace: str) -> None:
-        """Raise 403 where a user writes a role or a binding that gives more than the user has."""
-        if plural not in ("roles", "clusterroles", "rolebindings", "clusterrolebindings"):
-            return
-        if "system:masters" in user.groups:
-            return  # whatever it grants
-        binding = plural.endswith("bindings")
-        resource = ("clusterroles" if item["roleRef"]["kind"] == "ClusterRole" else "roles") if binding else plural
-        name = item["roleRef"]["name"] if binding else item["metadata"].get("name", "")
-        if self.allows(user, AccessRequest("bind" if binding else "escalate", RBAC, resource, namespace, name)):
-            return
-        rules = self.role_rules(item["roleRef"], namespace) if binding else item.get("rules") or []
-        missing = [rule for rule in rules if not all(self.allows(user, each) for each in _requests(rule, namespace))]
-        if missing:
-            text = "; ".join(msgspec.json.encode(rule).decode() for rule in missing)
-            raise forbidden(
-                f'{plural}.{RBAC} "{item["metadata"].get("name", "")}" is forbidden: user "{user.name}" '
-                f"(groups={msgspec.json.encode(user.groups).decode()}) is attempting to grant RBAC permissions "
-                f"not currently held: {text}"
-            )
-
     def review(self, item: JsonObject, user: ApiUser) -> JsonObject:
         """Return a user's question about a right with its answer in the status."""
         attributes = item["spec"]["resourceAttributes"]
@@ -203,12 +180,3 @@ def _covers(rule: JsonObject, access: AccessRequest) -> bool:
         and _any_of(rule.get("apiGroups") or [], access.group)
         and (not names or access.name in names)
     )
-
-
-def _requests(rule: JsonObject, namespace: str) -> Iterator[AccessRequest]:
-    """Yield everything that a rule allows, as requests that its author must be allowed, too."""
-    for verb in rule["verbs"]:
-        for group in rule.get("apiGroups") or []:
-            for resource in rule.get("resources") or []:
-                for name in rule.get("resourceNames") or [""]:
-                    yield AccessRequest(verb, group, resource, namespace, name)

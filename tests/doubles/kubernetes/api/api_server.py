@@ -30,8 +30,8 @@ from tests.doubles.kubernetes.api.pod_connections import forward, logs, pod_addr
 from tests.doubles.kubernetes.kinds import discovery
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind, ResourceKinds
 from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, no_such_path, not_allowed
-from tests.doubles.kubernetes.objects.api_store import ApiStore
-from tests.doubles.kubernetes.objects.patches import APPLY_PATCH, JSON_PATCH, merge_patched, patched
+from tests.doubles.kubernetes.objects.api_store import ApiStore, ObjectKey
+from tests.doubles.kubernetes.objects.patches import APPLY_PATCH, merge_patched
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 BODY_BYTES = 3 << 20
@@ -216,11 +216,10 @@ class ApiServer:
                 return await self.reads.watch(request, kind, path)
             case "", "create":
                 item = await body_of(request)
-                self.access.check_grant(user, kind.plural, item, path.namespace)
                 item = self.writes.create(kind, path.namespace, item, options)
                 return respond(self.reads.shown(kind, item, accept, query), 201)
             case (("" | "status"), ("update" | "patch")):
-                item, new = await self._change(request, user, verb, kind, key, options)
+                item, new = await self._change(request, verb, kind, key, options)
                 return respond(self.reads.shown(kind, item, accept, query), 201 if new else 200)
             case "", "delete":
                 item, removed = self.deletions.delete(kind, key, await body_of(request), query)
@@ -236,42 +235,29 @@ class ApiServer:
                 node = (await body_of(request))["target"]["name"]
                 return respond(self._bind(kind, key, node, options), 201)
             case "log", "get":
-                return await logs(request, self.writes.read(kind, key), self.folder)
+                return logs(request, self.writes.read(kind, key), self.folder)
             case "portforward", ("get" | "create"):
                 return await forward(request, pod_address(self.writes.read(kind, key)))
         raise not_allowed()
 
     async def _change(
-        self,
-        request: web.Request,
-        user: ApiUser,
-        verb: str,
-        kind: ResourceKind,
-        key: tuple[str, str],
-        options: WriteOptions,
+        self, request: web.Request, verb: str, kind: ResourceKind, key: ObjectKey, options: WriteOptions
     ) -> tuple[JsonObject, bool]:
         """Carry out an update, a patch or an apply; return the object and whether it is new."""
         if verb == "update":
-            item = await body_of(request)
-            self.access.check_grant(user, kind.plural, item, key[0])
-            return self.writes.update(kind, key, item, options), False
-        body = await request.read()
+            return self.writes.update(kind, key, await body_of(request), options), False
         if request.content_type == APPLY_PATCH:
             if not request.query.get("fieldManager"):
                 raise bad_request(
                     "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
                 )
-            item = await body_of(request)
-            self.access.check_grant(user, kind.plural, item, key[0])
-            return self.writes.apply(kind, key, item, options)
-        return self.writes.patch(kind, key, request.content_type, body, options), False
+            return self.writes.apply(kind, key, await body_of(request), options)
+        return self.writes.patch(kind, key, request.content_type, await request.read(), options), False
 
     async def _patched_scale(self, request: web.Request, verb: str, kind: ResourceKind, path: ApiPath) -> JsonObject:
         if verb == "update":
             return await body_of(request)
         scale = scale_of(kind, self.writes.read(kind, (path.namespace, path.name)))
-        if request.content_type == JSON_PATCH:
-            return patched(scale, JSON_PATCH, await request.read(), None, self.kinds.schemas.resolve)
         scale["metadata"].pop("resourceVersion")  # a patch that names none builds on any
         merged: JsonObject = merge_patched(scale, await body_of(request))
         return merged

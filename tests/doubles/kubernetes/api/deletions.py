@@ -8,8 +8,6 @@ from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind
 from tests.doubles.kubernetes.objects.api_failures import conflict
 from tests.doubles.kubernetes.objects.api_store import ObjectKey, key_of
 
-CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
-"""Finalizer of a CRD whose objects are still there."""
 FOREGROUND = "foregroundDeletion"
 """Finalizer that the garbage collector takes off once the dependents are gone."""
 
@@ -39,20 +37,18 @@ class Deletions:
         finalizers = list(metadata.get("finalizers") or [])
         if options.get("propagationPolicy") == "Foreground" and not metadata.get("deletionTimestamp"):
             finalizers.append(FOREGROUND)
-        if kind.kind == "CustomResourceDefinition" and self._instances(item) and CLEANUP not in finalizers:
-            finalizers.append(CLEANUP)
         grace = _grace_s(kind, item, options.get("gracePeriodSeconds"))
         if options.get("dryRun"):
             return item, not finalizers and not grace
-        pending = bool(finalizers or grace or kind.kind == "Namespace")
-        if not pending:
+        if kind.kind == "CustomResourceDefinition":  # its objects go with it, whatever they wait for
+            for each in self.store.items(metadata["name"]):
+                self.store.remove(metadata["name"], key_of(each))
+        if not (finalizers or grace or kind.kind == "Namespace"):
             return self.store.remove(kind.resource, key_of(item)), True
         if not metadata.get("deletionTimestamp") or grace < metadata.get("deletionGracePeriodSeconds", 0):
             item = self._mark(kind, item, finalizers, grace)
         if kind.kind == "Namespace":
             self._empty(key[1])
-        if kind.kind == "CustomResourceDefinition":
-            self._remove_instances(item)
         return item, self.store.get(kind.resource, key) is None
 
     def _mark(self, kind: ResourceKind, item: JsonObject, finalizers: list[str], grace: int) -> JsonObject:
@@ -88,32 +84,12 @@ class Deletions:
                 return
         self.store.remove("namespaces", ("", namespace))
 
-    def _instances(self, definition: JsonObject) -> list[JsonObject]:
-        spec = definition["spec"]
-        return self.store.items(f"{spec['names']['plural']}.{spec['group']}")
-
-    def _remove_instances(self, definition: JsonObject) -> None:
-        kind = self.writes.kinds.by_table(definition["metadata"]["name"])
-        for item in self._instances(definition):
-            if kind is not None and not item["metadata"].get("deletionTimestamp"):
-                self.delete(kind, key_of(item), {}, {})
-
     def _removed(self, table: str, item: JsonObject) -> None:
         """Go on with what waited for a removal."""
         if namespace := item["metadata"].get("namespace"):
             self._end_namespace(namespace)
         if table == "customresourcedefinitions.apiextensions.k8s.io":
             self.writes.kinds.forget(item["metadata"]["name"])
-        definitions = self.writes.kinds.by_table("customresourcedefinitions.apiextensions.k8s.io")
-        definition = self.store.get("customresourcedefinitions.apiextensions.k8s.io", ("", table))
-        if definition is None or definitions is None or self._instances(definition):
-            return
-        metadata = definition["metadata"]
-        if metadata.get("deletionTimestamp") and CLEANUP in metadata.get("finalizers", []):
-            others = [each for each in metadata["finalizers"] if each != CLEANUP]
-            definition = self.writes.put(definitions, definition | {"metadata": metadata | {"finalizers": others}})
-            if not others:
-                self.store.remove(definitions.resource, key_of(definition))
 
 
 def _grace_s(kind: ResourceKind, item: JsonObject, wanted: object) -> int:

@@ -7,7 +7,7 @@ from aiohttp import WSMsgType, web
 
 from penstock.adapters.task_cancel import cancel_all
 from penstock.kernel.values import JsonObject
-from tests.doubles.kubernetes.api.api_requests import flag, number
+from tests.doubles.kubernetes.api.api_requests import number
 from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request
 from tests.doubles.kubernetes.objects.patches import first_at
 
@@ -15,11 +15,10 @@ CHANNELS = "v4.channel.k8s.io"
 """The form of a port-forward in which each message starts with its channel's number; kubectl speaks another."""
 CHUNK = 32 << 10
 """Bytes of one message."""
-LOG_POLL_S = 0.1
 
 
-async def logs(request: web.Request, pod: JsonObject, folder: Path) -> web.StreamResponse:
-    """Answer with the log of a container, as it grows where the query says ``follow``."""
+def logs(request: web.Request, pod: JsonObject, folder: Path) -> web.Response:
+    """Answer with the log of a container, as far as it is written."""
     metadata, query = pod["metadata"], request.query
     containers = [each["name"] for each in pod["spec"]["containers"]]
     name = query.get("container") or containers[0]
@@ -32,20 +31,8 @@ async def logs(request: web.Request, pod: JsonObject, folder: Path) -> web.Strea
     path = folder / "logs" / metadata["namespace"] / metadata["name"] / f"{name}.log"
     if not path.exists():
         raise bad_request(f"container {name!r} in pod {metadata['name']!r} is waiting to start: it has written nothing")
-    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-    await response.prepare(request)
-    with path.open("rb") as file:
-        tail = number(query, "tailLines")
-        lines = file.read().splitlines(keepends=True)
-        await response.write(b"".join(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]))
-        while flag(query, "follow"):
-            if data := file.read():
-                await response.write(data)
-            elif not path.exists() or request.transport is None:
-                break
-            await asyncio.sleep(LOG_POLL_S)
-    await response.write_eof()
-    return response
+    lines, tail = path.read_bytes().splitlines(keepends=True), number(query, "tailLines")
+    return web.Response(body=b"".join(lines if tail is None else lines[max(0, len(lines) - tail) :]))
 
 
 def pod_address(pod: JsonObject) -> str:

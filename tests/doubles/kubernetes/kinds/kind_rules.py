@@ -60,7 +60,7 @@ def _name_breaches(kind: str, name: str) -> Iterator[Cause]:
 def _workload_breaches(kind: str, spec: JsonObject) -> Iterator[Cause]:
     template = spec.get("template") or {}
     labels, selector = (template.get("metadata") or {}).get("labels") or {}, spec.get("selector") or {}
-    if not selector.get("matchLabels") and not selector.get("matchExpressions"):
+    if not selector.get("matchLabels"):
         yield _invalid("spec.selector", selector, f"empty selector is invalid for {kind.lower()}")
     elif not matches_label_selector(selector, labels):
         yield _invalid("spec.template.metadata.labels", labels, "`selector` does not match template `labels`")

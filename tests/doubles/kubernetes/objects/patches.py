@@ -102,14 +102,9 @@ def merge_patched(item: Any, patch: Any) -> Any:
 def _json_patched(item: JsonObject, patch: Any) -> JsonObject:
     try:
         changed: JsonObject = jsonpatch.JsonPatch(patch).apply(deepcopy(item))
-    except jsonpatch.JsonPatchTestFailed as error:
-        raise ApiFailure(
-            422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
-        ) from error
     except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError) as error:
-        raise ApiFailure(
-            422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
-        ) from error
+        text = f"the server rejected our request due to an error in our request: {error}"
+        raise ApiFailure(422, "Invalid", text) from error
     return changed
 
 
