@@ -48,8 +48,8 @@ def read_profile(folder: str | Path, tp: int | None = None) -> Profile:
             names size, file and key.
     """
     root = Path(folder)
-    prefill = _part(root, PREFILL_NPZ, PREFILL_JSON, tp)
-    decode = _part(root, DECODE_NPZ, DECODE_JSON, tp)
+    prefill = _read_profile_part(root, PREFILL_NPZ, PREFILL_JSON, tp)
+    decode = _read_profile_part(root, DECODE_NPZ, DECODE_JSON, tp)
     if tp is not None and has_manifest(root):
         manifest, points = read_measured(root)
         check_size(root, tp, sizes_measured(points))
@@ -66,17 +66,17 @@ def read_profile(folder: str | Path, tp: int | None = None) -> Profile:
     found: dict[str, Any] = {}
     if prefill is not None:
         path, table = prefill
-        isl, ttft, per_gpu = _columns(path, table, PREFILL_KEYS)
-        found |= {"prefill_isl": isl, "prefill_ttft": _seconds(ttft), "prefill_per_gpu": per_gpu}
+        isl, ttft, per_gpu = _columns_of_profile(path, table, PREFILL_KEYS)
+        found |= {"prefill_isl": isl, "prefill_ttft": _seconds_from_ms(ttft), "prefill_per_gpu": per_gpu}
     if decode is not None:
         path, table = decode
-        usage, context, itl, per_gpu = _columns(path, table, DECODE_KEYS)
+        usage, context, itl, per_gpu = _columns_of_profile(path, table, DECODE_KEYS)
         if max(usage) > 1.0 + 1e-6:
             raise ConfigError(f"{path}: x_kv_usage goes to {max(usage):g}", hint="it is a share, 0 to 1")
-        room = _numbers(path, KV_KEY, table.get(KV_KEY))
+        room = _checked_numbers(path, KV_KEY, table.get(KV_KEY))
         if len(room) != 1 or room[0] < 1:
             raise ConfigError(f"{path}: {KV_KEY} is {room}", hint="it is one number above 0, in tokens")
-        found |= {"usage": usage, "context": context, "itl": _seconds(itl), "decode_per_gpu": per_gpu}
+        found |= {"usage": usage, "context": context, "itl": _seconds_from_ms(itl), "decode_per_gpu": per_gpu}
         found["kv_tokens"] = int(room[0])
     return Profile(**found)
 
@@ -139,7 +139,7 @@ def says_size(folder: str | Path) -> bool:
     return has_manifest(folder) or bool(_older(Path(folder), PREFILL_NPZ) or _older(Path(folder), DECODE_NPZ))
 
 
-def _part(root: Path, npz: str, plain: str, tp: int | None) -> tuple[Path, Mapping[str, Any]] | None:
+def _read_profile_part(root: Path, npz: str, plain: str, tp: int | None) -> tuple[Path, Mapping[str, Any]] | None:
     path = next((path for path in (root / npz, root / plain) if path.is_file()), None)
     if path is None:
         older = [each for each, size in _older(root, npz).items() if tp in (None, size)]
@@ -166,8 +166,8 @@ def _older(root: Path, npz: str) -> dict[Path, int]:
     return {path: int(size[1]) for path, size in sizes.items() if size is not None}
 
 
-def _columns(path: Path, table: Mapping[str, Any], keys: Sequence[str]) -> list[tuple[float, ...]]:
-    found = [_numbers(path, key, table.get(key)) for key in keys]
+def _columns_of_profile(path: Path, table: Mapping[str, Any], keys: Sequence[str]) -> list[tuple[float, ...]]:
+    found = [_checked_numbers(path, key, table.get(key)) for key in keys]
     for key, values in zip(keys, found, strict=True):
         if len(values) != len(found[0]):
             raise ConfigError(f"{path}: {key} has {len(values)} values, {keys[0]} has {len(found[0])}")
@@ -176,7 +176,7 @@ def _columns(path: Path, table: Mapping[str, Any], keys: Sequence[str]) -> list[
     return found
 
 
-def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
+def _checked_numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
     import numpy as np
 
     if value is None:
@@ -190,5 +190,5 @@ def _numbers(path: Path, key: str, value: Any) -> tuple[float, ...]:
     return tuple(numbers.tolist())
 
 
-def _seconds(ms: Sequence[float]) -> tuple[float, ...]:
+def _seconds_from_ms(ms: Sequence[float]) -> tuple[float, ...]:
     return tuple(each / 1000.0 for each in ms)

@@ -71,13 +71,13 @@ def kubernetes_yaml(settings: ClusterSettings) -> str:
     config = resolved_yaml(_attached(settings, plans))
     manifests = Manifests(settings.name)
     objects = [
-        *manifests.rights("penstock", _rules(settings, plans)),
+        *manifests.rights("penstock", _planner_rules(settings, plans)),
         manifests.made("v1", "ConfigMap", "penstock", data={"penstock.yaml": config}),
         *(_engine_deployment(manifests, settings, plan) for plan in plans),
         _cluster_deployment(manifests, settings, config),
         manifests.service("penstock", PORT),
     ]
-    gpus = sum(_gpus(plan.settings) * plan.settings.replicas for plan in plans)
+    gpus = sum(_gpus_of_pool(plan.settings) * plan.settings.replicas for plan in plans)
     head = (
         f"# {counted(len(plans), 'pool')} of engines, {counted(gpus, 'GPU')}. Make a key for the API, then apply it:\n"
         f"#   kubectl create secret generic {KEYS} --from-literal=api-key=$(openssl rand -hex 24)\n"
@@ -105,12 +105,12 @@ def _plans(settings: ClusterSettings) -> Iterator[PodPoolPlan]:
             yield PodPoolPlan(model, full, object_name(settings.name, full), pool)
 
 
-def _gpus(pool: PoolSettings) -> int:
+def _gpus_of_pool(pool: PoolSettings) -> int:
     return 0 if pool.engine == "sim" else 1 if pool.gpus is None else pool.gpus
 
 
 def _engine_deployment(manifests: Manifests, settings: ClusterSettings, plan: PodPoolPlan) -> JsonObject:
-    pool, gpus = plan.settings, _gpus(plan.settings)
+    pool, gpus = plan.settings, _gpus_of_pool(plan.settings)
     args = pool.args
     if pool.engine == "vllm" and not any(arg.startswith("--kv-events-config") for arg in args):
         events = {"enable_kv_cache_events": True, "publisher": "zmq"}
@@ -180,7 +180,7 @@ def _cluster_deployment(manifests: Manifests, settings: ClusterSettings, config:
     return manifests.deployment("penstock", "frontend", template, replicas=1, strategy=recreate)
 
 
-def _rules(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> list[JsonObject]:
+def _planner_rules(settings: ClusterSettings, plans: Sequence[PodPoolPlan]) -> list[JsonObject]:
     names = [plan.deployment for plan in plans]
     rules: list[JsonObject] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
     if settings.planner.enabled and names:

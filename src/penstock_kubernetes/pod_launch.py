@@ -43,7 +43,7 @@ def _trtllm(model: str, pool: PoolSettings, gpus: int) -> Launch:
         "--max_seq_len": pool.max_model_len,
         "--max_num_tokens": pool.max_num_batched_tokens,
     }
-    words = (pool.command or "trtllm-serve", pool.model_path or model, *_words(flags, pool))
+    words = (pool.command or "trtllm-serve", pool.model_path or model, *_flag_words(flags, pool))
     card: JsonObject = {**overrides_of(pool), "engine": pool.engine}
     if gpus > 1:
         card["labels"] = {TP_SIZE: str(gpus), **card.get("labels", {})}
@@ -51,7 +51,7 @@ def _trtllm(model: str, pool: PoolSettings, gpus: int) -> Launch:
     return Launch(argv=(*words, *pool.args), env=pool.env, url=url, start_timeout=SERVER_START_TIMEOUT, card=card)
 
 
-def _words(flags: dict[str, object], pool: PoolSettings) -> list[str]:
+def _flag_words(flags: dict[str, object], pool: PoolSettings) -> list[str]:
     """Return flags as words, without those that the pool's own arguments give."""
     given = {word.partition("=")[0] for word in pool.args}
     return [

@@ -41,9 +41,7 @@ def path(namespace: str, api: ApiClient) -> str:
     return path
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [("conflict", 409), ("too-many-requests", 429), ("error", 500), ("unauthorized", 401)]
-)
+@pytest.mark.parametrize(("kind", "code"), [("too-many-requests", 429), ("error", 500), ("unauthorized", 401)])
 def test_a_fault_meets_as_many_requests_as_it_says(
     faults: Faults, api: ApiClient, path: str, kind: str, code: int
 ) -> None:
@@ -64,16 +62,6 @@ def test_a_lost_answer_was_carried_out(faults: Faults, api: ApiClient, path: str
     with pytest.raises(httpx2.TransportError):
         api.post(path, {"metadata": {"name": "b"}})
     assert api.send("POST", path, {"metadata": {"name": "b"}})[0] == 409
-
-
-def test_answers_are_late_or_never_come(faults: Faults, api: ApiClient, path: str) -> None:
-    faults.begin("latency", times=1, seconds=0.3, verbs=["get"])
-    started = time.monotonic()
-    assert api.get(f"{path}/a")["metadata"]["name"] == "a"
-    assert time.monotonic() - started >= 0.3
-    faults.begin("hang", times=1, seconds=0.1, verbs=["get"])
-    with pytest.raises(httpx2.TransportError):
-        api.get(f"{path}/a")
 
 
 def test_a_watch_is_dropped(faults: Faults, api: ApiClient, path: str) -> None:
@@ -154,8 +142,7 @@ def _check_rights(url: str) -> None:
             "resources": ["deployments/scale"],
             "resourceNames": ["web"],
         }
-        right = {"verbs": ["create"], "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles"]}
-        admin.post(f"{rbac}/roles", {"metadata": {"name": "planner"}, "rules": [rule, named, right]})
+        admin.post(f"{rbac}/roles", {"metadata": {"name": "planner"}, "rules": [rule, named]})
         subject = {"kind": "ServiceAccount", "name": "planner", "namespace": "default"}
         reference = {"kind": "Role", "name": "planner", "apiGroup": "rbac.authorization.k8s.io"}
         admin.post(
@@ -177,10 +164,6 @@ def _check_rights(url: str) -> None:
             merge = "application/merge-patch+json"
             assert planner.send("PATCH", f"{scale}/web/scale", {}, merge)[0] == 404, "allowed, but there is none"
             assert planner.send("PATCH", f"{scale}/other/scale", {}, merge)[0] == 403
-            code, status = planner.send(
-                "POST", f"{rbac}/roles", {"metadata": {"name": "more"}, "rules": [right | {"verbs": ["*"]}]}
-            )
-            assert (code, "not currently held" in status["message"]) == (403, True)
             review = {"spec": {"resourceAttributes": {"namespace": "default", "verb": "list", "resource": "pods"}}}
             answer = planner.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
             assert answer["status"]["allowed"]
@@ -188,7 +171,5 @@ def _check_rights(url: str) -> None:
             assert planner.send("GET", f"{space}/pods")[0] == 401, "its ten minutes are over"
             admin.send("DELETE", "/faults")
             assert planner.send("GET", f"{space}/pods")[0] == 200
-            admin.send("POST", "/faults", {"kind": "expire-tokens"})
-            assert planner.send("GET", f"{space}/pods")[0] == 401
     with ApiClient(url, "made up") as stranger:
         assert stranger.send("GET", f"{space}/pods")[0] == 401

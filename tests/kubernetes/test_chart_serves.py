@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +55,18 @@ class Tools:
     def get(self, *words: str) -> Any:
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
-    @contextmanager
-    def forwarded(self, target: str) -> Iterator[str]:
-        """Yield the URL of a port-forward."""
-        words = [*self.kubectl_words, "port-forward", target, ":8000", "--address", "127.0.0.1"]
-        process = subprocess.Popen(words, env=self._environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            port = process.stdout.readline().split(" -> ")[0].rpartition(":")[2]
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(10)
+    def service(self, name: str) -> str:
+        """Return the URL of a Service, once it answers."""
+        spec = self.get("service", name)["spec"]
+        url, end = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}", time.monotonic() + 20
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            except OSError:
+                assert time.monotonic() < end, f"{url} does not answer"
+                time.sleep(0.1)
+            else:
+                return url
 
     def _run(self, words: list[str], text: str | None = None) -> str:
         answer = subprocess.run(words, env=self._environment, input=text, capture_output=True, text=True, timeout=120)
@@ -99,14 +98,13 @@ def test_an_installed_chart_answers_and_so_does_its_upgrade(tools: Tools) -> Non
     tools.helm("install", "demo", str(CHART), *values, "--wait", "--timeout", "100s")
     name = "demo-penstock-simulated"
     key = tools.kubectl("get", "secret", name, "-o", 'go-template={{index .data "api-key" | base64decode}}')
-    with tools.forwarded(f"service/{name}") as url:
-        assert chat(url, key) == 5
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            chat(url, "another key")
+    url = tools.service(name)
+    assert chat(url, key) == 5
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        chat(url, "another key")
     more = ("--set", "simulated.config.models.sim.pools.main.replicas=3")
     tools.helm("upgrade", "demo", str(CHART), *values, *more, "--wait", "--timeout", "100s")
-    with tools.forwarded(f"service/{name}") as url:
-        assert chat(url, key) == 5, "the key is the same"
+    assert chat(tools.service(name), key) == 5, "the key is the same"
     tools.helm("uninstall", "demo", "--wait")
     assert not tools.get("deployments")["items"]
 
@@ -124,5 +122,4 @@ def test_plain_manifests_serve_over_pods_that_the_planner_scales(tools: Tools, t
         assert time.monotonic() < end, tools.kubectl("logs", "deployment/penstock")
         time.sleep(0.5)
     tools.kubectl("rollout", "status", "deployment/plain-main", "--timeout", "60s")
-    with tools.forwarded("service/penstock") as url:
-        assert chat(url, "k" * 32) == 5
+    assert chat(tools.service("penstock"), "k" * 32) == 5

@@ -50,11 +50,11 @@ def programs_of(documents: Sequence[Any]) -> list[DynamoProgram]:
     for document in documents:
         if not is_manifest(document):
             continue
-        spec = _mapping(document.get("spec"))
+        spec = _mapping_in(document.get("spec"))
         if document["kind"] == REQUEST:
             programs.append(_requested(spec))
             continue
-        name = _mapping(document.get("metadata")).get("name")
+        name = _mapping_in(document.get("metadata")).get("name")
         graph = f"{GRAPH}/{name}" if isinstance(name, str) else None
         shared = _environment(spec.get("envs"), spec.get("env"))
         programs += [_component(*each, shared, graph) for each in _components(spec)]
@@ -66,17 +66,17 @@ def files_of(documents: Sequence[Any]) -> dict[str, str]:
     files: dict[str, str] = {}
     for document in documents:
         if isinstance(document, Mapping) and document.get("kind") == "ConfigMap":
-            files |= {str(name): str(text) for name, text in _mapping(document.get("data")).items()}
+            files |= {str(name): str(text) for name, text in _mapping_in(document.get("data")).items()}
     return files
 
 
 def _requested(spec: Mapping[str, Any]) -> DynamoProgram:
     """Return the planner that a deployment request asks for."""
-    profiled = _mapping(_mapping(spec.get("profilingConfig")).get("config"))
-    features = _mapping(spec.get("features"))
-    planner = _mapping(features.get("planner") or profiled.get("planner"))
+    profiled = _mapping_in(_mapping_in(spec.get("profilingConfig")).get("config"))
+    features = _mapping_in(spec.get("features"))
+    planner = _mapping_in(features.get("planner") or profiled.get("planner"))
     options: JsonObject = {str(name).removeprefix("planner_"): value for name, value in planner.items()}
-    targets = _mapping(spec.get("sla") or profiled.get("sla"))
+    targets = _mapping_in(spec.get("sla") or profiled.get("sla"))
     options |= {name: targets[name] for name in ("ttft", "itl") if name in targets and name not in options}
     return DynamoProgram("planner", "planner", "", {}, options, None)
 
@@ -84,25 +84,29 @@ def _requested(spec: Mapping[str, Any]) -> DynamoProgram:
 def _components(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for listed in (spec.get("components"), spec.get("services")):
         if isinstance(listed, Mapping):
-            yield from ((str(name), _mapping(fields)) for name, fields in listed.items())
+            yield from ((str(name), _mapping_in(fields)) for name, fields in listed.items())
         elif isinstance(listed, list):
-            yield from ((str(_mapping(fields).get("name")), _mapping(fields)) for fields in listed)
+            yield from ((str(_mapping_in(fields).get("name")), _mapping_in(fields)) for fields in listed)
 
 
 def _component(name: str, fields: Mapping[str, Any], shared: Mapping[str, str], graph: str | None) -> DynamoProgram:
-    pod = _mapping(fields.get("extraPodSpec"))
-    listed = _mapping(_mapping(fields.get("podTemplate")).get("spec")).get("containers") or pod.get("containers") or []
+    pod = _mapping_in(fields.get("extraPodSpec"))
+    listed = (
+        _mapping_in(_mapping_in(fields.get("podTemplate")).get("spec")).get("containers") or pod.get("containers") or []
+    )
     containers = [pod.get("mainContainer"), *listed]
-    container = next((each for each in map(_mapping, containers) if each.get("name") in (None, "main") and each), None)
-    main = container or next((each for each in map(_mapping, containers) if each), fields)
-    words = [*_words(main.get("command")), *_words(main.get("args"))]
+    container = next(
+        (each for each in map(_mapping_in, containers) if each.get("name") in (None, "main") and each), None
+    )
+    main = container or next((each for each in map(_mapping_in, containers) if each), fields)
+    words = [*_words_in(main.get("command")), *_words_in(main.get("args"))]
     # A shell's -c takes one word, which is the command line itself.
     command = " ".join(words[words.index("-c") + 1 :]) if "-c" in words else shlex.join(words)
     environment = {**shared, **_environment(fields.get("envs"), fields.get("env"), main.get("env"))}
-    return DynamoProgram(name, _program(fields, command), command, environment, {}, graph)
+    return DynamoProgram(name, _program_of_component(fields, command), command, environment, {}, graph)
 
 
-def _program(fields: Mapping[str, Any], command: str) -> Program | None:
+def _program_of_component(fields: Mapping[str, Any], command: str) -> Program | None:
     for program, modules in WORDS.items():
         if any(module in command for module in modules):
             return program
@@ -115,14 +119,14 @@ def _environment(*lists: Any) -> dict[str, str]:
         str(entry["name"]): str(entry["value"])
         for entries in lists
         if isinstance(entries, list)
-        for entry in map(_mapping, entries)
+        for entry in map(_mapping_in, entries)
         if "name" in entry and entry.get("value") is not None
     }
 
 
-def _words(value: Any) -> list[str]:
+def _words_in(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping_in(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

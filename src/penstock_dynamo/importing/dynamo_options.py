@@ -84,7 +84,7 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
     generations: list[Generation] = []
     unknown: list[str] = []
     for given in read_options(text):
-        if generation is not None and given.program not in (None, _program(generation)):
+        if generation is not None and given.program not in (None, _program_of_generation(generation)):
             continue
         which = generation or _generation(given)
         spelled, options = given.spelled, given.options
@@ -108,16 +108,16 @@ def import_options(text: str, generation: Generation | None = None) -> Imported:
     if not generations:
         raise ConfigError(
             f"none of these is an option of Dynamo's planners or frontend: {', '.join(unknown)}",
-            hint=_nearest(unknown) or "name the program with --generation, or give its whole command line",
+            hint=_nearest_option(unknown) or "name the program with --generation, or give its whole command line",
         )
     return Imported(" and ".join(dict.fromkeys(generations)), settings, _checked(settings, notes))
 
 
-def _program(which: Generation) -> Program:
+def _program_of_generation(which: Generation) -> Program:
     return "frontend" if which == "frontend" else "planner"
 
 
-def _nearest(names: Sequence[str]) -> str | None:
+def _nearest_option(names: Sequence[str]) -> str | None:
     known = [name for rules in RULES.values() for name in rules]
     nearest = (did_you_mean(name.lstrip("-").replace("-", "_"), known) for name in names)
     return next((each for each in nearest if each), None)
@@ -172,7 +172,7 @@ def _generation(given: GivenOptions) -> Generation:
     """Infer the generation from options that only one of them has, among those of the program that a manifest names."""
     options = {**given.options, **renewed(given.options)}
     own: dict[Generation, set[str]] = {
-        which: set(rules) for which, rules in RULES.items() if given.program in (None, _program(which))
+        which: set(rules) for which, rules in RULES.items() if given.program in (None, _program_of_generation(which))
     }
     scores: dict[Generation, int] = {}
     for which, names in own.items():

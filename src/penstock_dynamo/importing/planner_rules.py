@@ -62,10 +62,12 @@ def optimization_target(value: Any, source: OptionSource) -> Translated:
         return Translated({"optimization_target": value})
     if value != "sla":
         raise ValueError("it takes throughput, latency, load or sla")
-    return Translated({"optimization_target": "sla", "policy": _policy(source)}, "policy slo is ours, and the default")
+    return Translated(
+        {"optimization_target": "sla", "policy": _policy_name(source)}, "policy slo is ours, and the default"
+    )
 
 
-def _policy(source: OptionSource) -> str:
+def _policy_name(source: OptionSource) -> str:
     throughput = truth(source.options.get("enable_throughput_scaling", True))
     load = truth(source.options.get("enable_load_scaling", False))
     return "hybrid" if throughput and load else "load-fpm-1.6" if load else "throughput-fpm"
@@ -75,7 +77,7 @@ def scaling_loop(value: Any, source: OptionSource) -> Translated | str:
     if source.options.get("optimization_target") != "sla":
         return "optimization_target is not sla, so it was without effect"
     truth(value)
-    return Translated({"policy": _policy(source)})
+    return Translated({"policy": _policy_name(source)})
 
 
 def latency_target(name: str, seconds_max: float, value: Any, _: OptionSource) -> Translated:

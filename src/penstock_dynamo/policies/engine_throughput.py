@@ -57,7 +57,7 @@ def prefill_capacity(
     for batch in batches(most):
         seconds = chunked_seconds(model, tokens * batch, limits.max_num_batched_tokens)
         rates.append(EngineRate(batch / seconds, seconds, batch, seconds <= ttft))
-    return _best(rates)
+    return _fastest_rate(rates)
 
 
 def decode_capacity(
@@ -77,7 +77,7 @@ def decode_capacity(
     for batch in batches(min(limits.max_num_seqs, limits.kv_tokens // context)):
         gap = max(LEAST, float(model.decode(batch, batch * context))) / accept
         rates.append(EngineRate(batch / (osl * gap), gap, batch, gap <= itl))
-    return _best(rates)
+    return _fastest_rate(rates)
 
 
 def aggregated_capacity(
@@ -111,9 +111,9 @@ def aggregated_capacity(
         if beside > chunk:  # not even one sequence's replacement fits into a pass: prefill alone limits the rate
             rate = min(rate, chunk / (tokens * gap))
         rates.append(EngineRate(rate, gap, batch, gap <= itl and first <= ttft))
-    return _best(rates)
+    return _fastest_rate(rates)
 
 
-def _best(rates: list[EngineRate]) -> EngineRate | None:
+def _fastest_rate(rates: list[EngineRate]) -> EngineRate | None:
     met = [each for each in rates if each.met]
     return max(met or rates, key=lambda each: each.rate, default=None)

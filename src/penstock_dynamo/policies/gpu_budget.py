@@ -56,7 +56,7 @@ def clamp_pair(
     fitted = wanted
     floor = lowest(widths, min_gpus, max_gpus)
     if floor >= 0 and widths.total(fitted) < floor:
-        fitted = _raised(fitted, widths, min_gpus)
+        fitted = _raise_to_minimum(fitted, widths, min_gpus)
     fitted = PoolPair(max(fitted.prefill, minima.prefill), max(fitted.decode, minima.decode))
     if 0 <= max_gpus < widths.total(fitted):
         fitted = _lowered(fitted, widths, max_gpus, minima)
@@ -98,7 +98,7 @@ def load_guard(
     budget = BudgetSettings(max_gpus=None if max_gpus < 0 else max_gpus, min_gpus=None if min_gpus < 0 else min_gpus)
 
     def within_budget(state: PoolPair) -> PoolPair:
-        slots = [_slot(name, *each) for name, *each in zip(names, widths, minima, current, strict=True)]
+        slots = [_pool_demand(name, *each) for name, *each in zip(names, widths, minima, current, strict=True)]
         targets = within(slots, state._asdict(), budget, staged=False).targets
         return PoolPair(*(targets[name] for name in names))
 
@@ -116,7 +116,7 @@ def load_guard(
     return GuardedTargets(fitted, "gpu_budget_guard_hold" if fitted == current else "gpu_budget_fit")
 
 
-def _slot(name: Role, gpus: int, minimum: int, current: int) -> PoolDemand:
+def _pool_demand(name: Role, gpus: int, minimum: int, current: int) -> PoolDemand:
     return PoolDemand(
         name=name,
         pool=Pool(model="", role=name, gpus=gpus, desired=current),
@@ -134,7 +134,7 @@ def cap_change(current: int, wanted: int, cap: int, minimum: int = 0) -> int:
     return max(min(max(wanted, current - cap), current + cap), minimum)
 
 
-def _raised(wanted: PoolPair, widths: Widths, min_gpus: int) -> PoolPair:
+def _raise_to_minimum(wanted: PoolPair, widths: Widths, min_gpus: int) -> PoolPair:
     total = widths.total(wanted)
     if total == 0:
         half = min_gpus // 2

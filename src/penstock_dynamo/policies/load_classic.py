@@ -92,7 +92,11 @@ class LoadClassic(Remembering):
         if state.changed:
             text = f"the workers of {model} changed in this interval, so its means are of neither set"
             return _LoadSummary([], [hold_reason("workers_changed", text)])
-        evidence[model] = {"queue": _mean(state.queue), "kv": _mean(state.kv), "samples": len(state.queue or state.kv)}
+        evidence[model] = {
+            "queue": _mean_or_none(state.queue),
+            "kv": _mean_or_none(state.kv),
+            "samples": len(state.queue or state.kv),
+        }
         return self._decide(model, teams, state, context)
 
     def _sample(self, teams: Mapping[Role, RolePool], observed: ModelState, state: LoadInterval) -> None:
@@ -116,7 +120,7 @@ class LoadClassic(Remembering):
     ) -> "_LoadSummary":
         options = self._options
         prefill, decode = teams.get("prefill"), teams.get("decode") or teams.get("aggregated")
-        queue, kv = _mean(state.queue), _mean(state.kv)
+        queue, kv = _mean_or_none(state.queue), _mean_or_none(state.kv)
         replicas = {team.name: team.replicas for team in (prefill, decode) if team is not None}
         widths = {team.name: max(1, team.state.pool.gpus) for team in (prefill, decode) if team is not None}
         budget = context.budget
@@ -183,7 +187,7 @@ class _LoadSummary(NamedTuple):
     reasons: list[Reason]
 
 
-def _mean(values: list[float]) -> float | None:
+def _mean_or_none(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 

@@ -156,7 +156,9 @@ class SlaClassic(Remembering):
         interval, next_ = self._options.adjustment_interval, state.shape.predict()
         wanted: dict[Role, int] = {}
         facts: dict[str, Any] = {"next": msgspec.to_builtins(next_), "correction": state.correction._asdict()}
-        facts["source"] = {role: _source(known) for role, known in self._inputs.of(model).items() if role in teams}
+        facts["source"] = {
+            role: _curve_source(known) for role, known in self._inputs.of(model).items() if role in teams
+        }
         reasons: list[Reason] = []
         if prefill is not None and "prefill" in teams:
             per_gpu = prefill.throughput_per_gpu(next_.shape.isl)
@@ -220,7 +222,7 @@ class SlaClassic(Remembering):
         return _Model(IntervalShape(self._make))
 
 
-def _source(known: KnownSpeeds) -> str:
+def _curve_source(known: KnownSpeeds) -> str:
     """Return the source of a role's curves, for display."""
     return "profile" if known.profile is not None else next(iter(known.metrics), "none")
 

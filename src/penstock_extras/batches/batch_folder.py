@@ -44,7 +44,7 @@ class BatchFolder:
         size, now = upload.stat().st_size, int(time.time())
         file = StoredFile(id=id, bytes=size, created_at=now, filename=filename, purpose=purpose, owner=owner)
         upload.replace(self.content(id))
-        _write(self._files / f"{id}.json", _json.encode(file))
+        _replace_file(self._files / f"{id}.json", _json.encode(file))
         return file
 
     def content(self, id: str) -> Path:
@@ -52,7 +52,7 @@ class BatchFolder:
         return self._files / f"{id}.jsonl"
 
     def file(self, id: str) -> StoredFile | None:
-        return _read(self._files, id, StoredFile)
+        return _read_document(self._files, id, StoredFile)
 
     def files(self) -> list[StoredFile]:
         """Return all files, the newest first."""
@@ -67,10 +67,10 @@ class BatchFolder:
     def save(self, batch: Batch) -> None:
         """Write a batch as it is now."""
         self._batches.mkdir(parents=True, exist_ok=True)
-        _write(self._batches / f"{batch.id}.json", _json.encode(batch))
+        _replace_file(self._batches / f"{batch.id}.json", _json.encode(batch))
 
     def batch(self, id: str) -> Batch | None:
-        batch = _read(self._batches, id, Batch)
+        batch = _read_document(self._batches, id, Batch)
         return None if batch is None else self._marked(batch)
 
     def batches(self) -> list[Batch]:
@@ -150,7 +150,7 @@ class BatchFolder:
         return self._batches / f"{id}.results"
 
 
-def _write(path: Path, data: bytes) -> None:
+def _replace_file(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     with part.open("wb") as file:
         file.write(data)
@@ -159,7 +159,7 @@ def _write(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def _read(folder: Path, id: str, kind: type[_Document]) -> _Document | None:
+def _read_document(folder: Path, id: str, kind: type[_Document]) -> _Document | None:
     if not _ID.match(id):
         return None  # an id of a client must not lead to another file
     try:
@@ -169,6 +169,6 @@ def _read(folder: Path, id: str, kind: type[_Document]) -> _Document | None:
 
 
 def _all(folder: Path, kind: type[_Document]) -> list[_Document]:
-    documents = [_read(folder, path.stem, kind) for path in folder.glob("*.json")]
+    documents = [_read_document(folder, path.stem, kind) for path in folder.glob("*.json")]
     present = [document for document in documents if document is not None]
     return sorted(present, key=lambda document: (document.created_at, document.id), reverse=True)

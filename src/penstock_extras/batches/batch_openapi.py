@@ -12,10 +12,12 @@ ERRORS = (400, 401, 404)
 
 def description() -> RouteDescription:
     """Return their paths and structs."""
-    return RouteDescription({**_files(), **_batches()}, (StoredFile, FileList, FileDeleted, Batch, BatchList, NewBatch))
+    return RouteDescription(
+        {**_file_paths(), **_batch_paths()}, (StoredFile, FileList, FileDeleted, Batch, BatchList, NewBatch)
+    )
 
 
-def _files() -> JsonObject:
+def _file_paths() -> JsonObject:
     upload = _file_route("uploadFile", "Upload a file.", "StoredFile", more=(408, 413, 417), body=FORM)
     content = _file_route("fileContent", "The bytes of a file.", "StoredFile", "{job}")
     content["responses"]["200"]["content"] = {"application/octet-stream": {}}
@@ -29,7 +31,7 @@ def _files() -> JsonObject:
     }
 
 
-def _batches() -> JsonObject:
+def _batch_paths() -> JsonObject:
     create = _file_route("createBatch", "Begin a batch.", "Batch", more=(408, 413, 429), body=json_of("NewBatch"))
     cancel = _file_route("cancelBatch", "End a batch before its time.", "Batch", "{batch}", more=(409,))
     return {

@@ -247,7 +247,7 @@ class BatchRunner:
                 if exchange.status not in RETRIED or attempt == TRIES_MAX:
                     break
                 await asyncio.sleep(random.uniform(0.5, 1.0) * PAUSE * 2 ** (attempt - 1))
-            progress.take(_result(exchange, place))
+            progress.take(_line_result(exchange, place))
         except (asyncio.CancelledError, OSError):
             progress.places.append(place)
             raise
@@ -266,7 +266,7 @@ class BatchRunner:
             exchange.status, exchange.answer = refusal.status, refusal.body
 
 
-def _result(exchange: CollectedExchange, place: LinePlace) -> LineResult:
+def _line_result(exchange: CollectedExchange, place: LinePlace) -> LineResult:
     id = f"batch_{exchange.id.replace('-', '_')}"
     try:
         msgspec.json.decode(exchange.answer)

@@ -64,12 +64,12 @@ async def page_of_files(request: web.Request, others: Sequence[StoredFile]) -> F
 
 async def one_file(request: web.Request) -> web.Response:
     """GET /v1/files/{job}"""
-    return answered(shown(await _file(request)))
+    return answered(shown(await _file_of_request(request)))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{job}/content"""
-    file = await _file(request)
+    file = await _file_of_request(request)
     path = desk_of(request).folder.content(file.id)
     response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
     response.content_length = file.bytes
@@ -83,7 +83,7 @@ async def content(request: web.Request) -> web.StreamResponse:
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE /v1/files/{job}"""
-    file = await _file(request)
+    file = await _file_of_request(request)
     folder = desk_of(request).folder
     batch = await asyncio.to_thread(_user_of, folder, file.id)
     if batch is not None:
@@ -102,13 +102,13 @@ async def _receive(request: web.Request, path: Path) -> UploadedForm:
         if part.name == "file":
             filename = (part.filename or "upload.jsonl")[:200]
             content_type = part.headers.get("content-type", content_type)
-            await _write(part, path)
+            await _write_upload(part, path)
         elif part.name is not None and len(fields) < FIELDS_MAX:
             fields[part.name] = await part.read_chunk(FIELD_MAX)
     return UploadedForm(path, filename, content_type, fields)
 
 
-async def _write(part: BodyPartReader, path: Path) -> None:
+async def _write_upload(part: BodyPartReader, path: Path) -> None:
     size = 0
     with await asyncio.to_thread(path.open, "wb") as file:
         while data := await part.read_chunk(CHUNK):
@@ -123,7 +123,7 @@ def _user_of(folder: BatchFolder, id: str) -> str | None:
     return next((b.id for b in folder.batches() if b.input_file_id == id and b.status not in ENDED), None)
 
 
-async def _file(request: web.Request) -> StoredFile:
+async def _file_of_request(request: web.Request) -> StoredFile:
     id = request.match_info["job"]
     file = await asyncio.to_thread(desk_of(request).folder.file, id)
     if file is None or file.owner != owner_of(request):

@@ -45,7 +45,7 @@ async def list_files(request: web.Request) -> web.Response:
     jobs = jobs_of(service_of(request))
     placed = (await jobs.jobs(owner_of(request), FILE))[:PAGE_MAX]
     entries = await asyncio.gather(*(job_entry(jobs, job) for job in placed))
-    others = [_stored(entry, job) for entry, job in zip(entries, placed, strict=True)]
+    others = [_listed_file(entry, job) for entry, job in zip(entries, placed, strict=True)]
     return answered(await file_routes.page_of_files(request, others))
 
 
@@ -72,7 +72,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 """Beside the upload, whose form says where it goes."""
 
 
-def _stored(entry: Mapping[str, object], job: PlacedJob) -> StoredFile:
+def _listed_file(entry: Mapping[str, object], job: PlacedJob) -> StoredFile:
     """Return an engine's file for a list; where the engine did not say, its bytes are 0 and its name is our id."""
     size, name, purpose = entry.get("bytes"), entry.get("filename"), entry.get("purpose")
     return StoredFile(
@@ -90,17 +90,17 @@ def _form(form: UploadedForm) -> tuple[bytes, str]:
     """Write a form anew; return it and its content type."""
     boundary = secrets.token_hex(16)
     parts = [
-        b"--%b\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n" % (boundary.encode(), _quoted(name), value)
+        b"--%b\r\ncontent-disposition: form-data; name=%b\r\n\r\n%b\r\n" % (boundary.encode(), _quote_name(name), value)
         for name, value in form.fields.items()
     ]
     head = b'--%b\r\ncontent-disposition: form-data; name="file"; filename=%b\r\ncontent-type: %b\r\n\r\n'
     kind = form.content_type.encode()
     parts.append(
-        head % (boundary.encode(), _quoted(form.filename or "upload"), kind) + form.path.read_bytes() + b"\r\n"
+        head % (boundary.encode(), _quote_name(form.filename or "upload"), kind) + form.path.read_bytes() + b"\r\n"
     )
     return b"".join(parts) + b"--%b--\r\n" % boundary.encode(), f"multipart/form-data; boundary={boundary}"
 
 
-def _quoted(name: str) -> bytes:
+def _quote_name(name: str) -> bytes:
     """Return a name as a form's header has it. Source: WHATWG, multipart/form-data encoding."""
     return b'"%b"' % name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").encode()

@@ -199,8 +199,8 @@ class EngineJobs:
         for card in (*(c for c in cards if c.url == job.url), *(c for c in cards if c.id == job.worker)):
             return card
         raise OverloadedError(
-            f"{job.kind} {job.id} is at the engine {job.worker} ({_shown(job.url)}), which is not in the cluster now; "
-            f"ask again when it is back, or have the {job.kind} made anew",
+            f"{job.kind} {job.id} is at the engine {job.worker} ({_without_password(job.url)}), which is not in "
+            f"the cluster now; ask again when it is back, or have the {job.kind} made anew",
             retry_after=10.0,
         )
 
@@ -258,7 +258,7 @@ def _unavailable(error: StoreUnavailable) -> OverloadedError:
     return OverloadedError(text, retry_after=5.0)
 
 
-def _shown(url: str) -> str:
+def _without_password(url: str) -> str:
     """Return a URL without a password in it."""
     return url.rpartition("@")[2] if "@" in url else url
 

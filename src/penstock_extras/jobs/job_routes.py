@@ -43,7 +43,7 @@ _PASSED_BACK = (
 async def list_jobs(kind: JobKind, request: web.Request) -> web.Response:
     """GET /v1/videos and the like: the newest first, each as its engine has it now."""
     jobs = jobs_of(service_of(request))
-    every = await jobs.jobs(_owner(request), kind)
+    every = await jobs.jobs(_owner_of_request(request), kind)
     if request.query.get("order", "desc") == "asc":
         every.reverse()
     page, more = page_of(request, every, PAGE_MAX, attrgetter("id"))
@@ -76,7 +76,7 @@ async def content(kind: JobKind, request: web.Request) -> web.StreamResponse:
     wanted = {"range": request.headers[hdrs.RANGE]} if hdrs.RANGE in request.headers else None
     async with await jobs.ask(job, "GET", "/content", headers=wanted, query=request.query_string) as answer:
         if answer.status >= 300:
-            return await _answered(job, answer)
+            return await _pass_engine_answer(job, answer)
         headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
@@ -94,10 +94,10 @@ async def _passed(kind: JobKind, request: web.Request, method: str, path: str = 
     """Ask a job's engine and return what it says, with our id in it."""
     jobs, job = await _job_of(kind, request)
     async with asyncio.timeout(ANSWER_TIMEOUT * 2), await jobs.ask(job, method, path) as answer:
-        return await _answered(job, answer)
+        return await _pass_engine_answer(job, answer)
 
 
-async def _answered(job: PlacedJob, answer: aiohttp.ClientResponse) -> web.Response:
+async def _pass_engine_answer(job: PlacedJob, answer: aiohttp.ClientResponse) -> web.Response:
     body = await answer.read()
     if answer.status == 404 and answer.method != "POST" and not answer.url.path.endswith("/content"):
         raise rejected(
@@ -141,10 +141,10 @@ async def job_entry(jobs: EngineJobs, job: PlacedJob) -> JsonObject:
 
 async def _job_of(kind: JobKind, request: web.Request) -> tuple[EngineJobs, PlacedJob]:
     jobs = jobs_of(service_of(request))
-    return jobs, await jobs.job(request.match_info["job"], _owner(request), kind)
+    return jobs, await jobs.job(request.match_info["job"], _owner_of_request(request), kind)
 
 
-def _owner(request: web.Request) -> str:
+def _owner_of_request(request: web.Request) -> str:
     return service_of(request).owner(request[CALLER])
 
 

@@ -104,11 +104,11 @@ class IssuerKeys:
             url = self._settings.jwks_url
             if url is None:
                 issuer = self._settings.issuer or ""
-                document = await _object(session, issuer.rstrip("/") + DISCOVERY)
+                document = await _fetch_json_object(session, issuer.rstrip("/") + DISCOVERY)
                 url = document.get("jwks_uri")
                 if not isinstance(url, str) or document.get("issuer") != issuer:
                     raise IssuerError(f"{DISCOVERY} has no jwks_uri, or is of another issuer")
-            listed = (await _object(session, url)).get("keys")
+            listed = (await _fetch_json_object(session, url)).get("keys")
         if not isinstance(listed, list):
             raise IssuerError(f"{url} has no list of keys")
         keys: dict[str | None, jwt.PyJWK] = {}
@@ -123,7 +123,7 @@ class IssuerKeys:
         return keys
 
 
-async def _object(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
+async def _fetch_json_object(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
     async with session.get(url, allow_redirects=False) as response:
         if response.status != 200:
             raise IssuerError(f"{url} answered {response.status}")

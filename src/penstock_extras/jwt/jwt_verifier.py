@@ -48,19 +48,19 @@ class JwtVerifier:
             OverloadedError: the issuer's keys are not known.
         """
         if len(token) > TOKEN_MAX:
-            raise _refused(f"it has more than {TOKEN_MAX} characters")
+            raise _token_not_accepted(f"it has more than {TOKEN_MAX} characters")
         try:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError as error:
-            raise _refused(str(error)) from error
+            raise _token_not_accepted(str(error)) from error
         algorithm, kid = header.get("alg"), header.get("kid")
         if not any(algorithm in allowed for allowed in ALGORITHMS.values()):
-            raise _refused(f"its algorithm {str(algorithm)[:20]!r} is not accepted")
+            raise _token_not_accepted(f"its algorithm {str(algorithm)[:20]!r} is not accepted")
         key = await self.keys.key(kid)
         if key is None:
-            raise _refused("the issuer has no such key")
+            raise _token_not_accepted("the issuer has no such key")
         if algorithm not in ALGORITHMS.get(key.key_type or "", ()):
-            raise _refused(f"its algorithm {algorithm} is not one of its key")
+            raise _token_not_accepted(f"its algorithm {algorithm} is not one of its key")
         try:
             claims = jwt.decode(
                 token,
@@ -72,7 +72,7 @@ class JwtVerifier:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.PyJWTError as error:
-            raise _refused(str(error)) from error
+            raise _token_not_accepted(str(error)) from error
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or tenant not in self._tenants:
             raise ClientError(
@@ -83,7 +83,7 @@ class JwtVerifier:
         return token_name(tenant)
 
 
-def _refused(reason: str) -> Unauthorized:
+def _token_not_accepted(reason: str) -> Unauthorized:
     return Unauthorized(f"this token is not accepted: {reason}", 'Bearer realm="penstock", error="invalid_token"')
 
 

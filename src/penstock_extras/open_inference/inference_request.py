@@ -42,7 +42,9 @@ def completion_body(question: Any, *, streams: bool) -> bytes:
     if stream and not streams:
         raise rejected("a streamed answer needs the call ModelStreamInfer", STREAMING[0])
     sampling = fields.pop(SAMPLING, None)
-    fields = {name: _value(value) for name, value in fields.items() if name not in _OF_OTHERS and "triton_" not in name}
+    fields = {
+        name: _as_parameter(value) for name, value in fields.items() if name not in _OF_OTHERS and "triton_" not in name
+    }
     body: JsonObject = {**({} if sampling is None else _sampling(sampling)), **fields}
     if stream and body.get("n", 1) != 1:
         raise rejected("a stream has one choice; leave n out, or stream nothing", "n")
@@ -52,7 +54,7 @@ def completion_body(question: Any, *, streams: bool) -> bytes:
     return msgspec.json.encode(body)
 
 
-def _value(value: Any) -> Any:
+def _as_parameter(value: Any) -> Any:
     """Return a parameter as JSON has it: text that is a list or an object, such as of stop texts, is read as that."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
@@ -66,10 +68,10 @@ def _sampling(text: Any) -> JsonObject:
     if not isinstance(text, str):
         raise rejected(f"{SAMPLING} must be a JSON object, of datatype BYTES", SAMPLING)
     # Triton's backend takes every value as text; as JSON they are what they say.
-    return {name: _number(value) for name, value in decode_object(text.encode()).items()}
+    return {name: _as_number(value) for name, value in decode_object(text.encode()).items()}
 
 
-def _number(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return msgspec.json.decode(value)

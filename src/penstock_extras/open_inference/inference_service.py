@@ -111,7 +111,7 @@ class InferenceService:
             self._service.check_model(name, resolved)
             return resolved.model
         except PenstockError as error:
-            failure = _failure(problem_of(error), str(error))
+            failure = _inference_failure(problem_of(error), str(error))
             status = failure.status
             await self._abort(context, failure)
             raise
@@ -218,7 +218,7 @@ def _put_counts(answer: Any, exchange: InferenceExchange) -> None:
         answer.parameters[name].int64_param = count
 
 
-def _failure(error: ErrorResponse, text: str) -> InferenceFailure:
+def _inference_failure(error: ErrorResponse, text: str) -> InferenceFailure:
     return InferenceFailure(error.status, text, error.headers.get("retry-after"))
 
 

@@ -84,14 +84,14 @@ def fill_outputs(answer: Any, wanted: Sequence[str], texts: Sequence[str], finis
 
 def _typed_values(tensor: Any) -> list[Any]:
     if tensor.datatype == "BYTES":
-        return [_text(tensor.name, value) for value in tensor.contents.bytes_contents]
-    return list(getattr(tensor.contents, _known(tensor)[0]))
+        return [_decode_text(tensor.name, value) for value in tensor.contents.bytes_contents]
+    return list(getattr(tensor.contents, _contents_of_datatype(tensor)[0]))
 
 
 def _raw_values(tensor: Any, data: bytes) -> list[Any]:
     if tensor.datatype == "BYTES":
-        return [_text(tensor.name, value) for value in _strings(tensor.name, data)]
-    code = _known(tensor)[1]
+        return [_decode_text(tensor.name, value) for value in _strings(tensor.name, data)]
+    code = _contents_of_datatype(tensor)[1]
     if len(data) % struct.calcsize(code):
         raise rejected(
             f"input {quoted(tensor.name)} has {len(data)} bytes, which are no {tensor.datatype}", tensor.name
@@ -110,14 +110,14 @@ def _strings(name: str, data: bytes) -> Iterator[bytes]:
         at = end
 
 
-def _text(name: str, value: bytes) -> str:
+def _decode_text(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
         raise rejected(f"input {quoted(name)} is not valid UTF-8 (byte {error.start})", name) from None
 
 
-def _known(tensor: Any) -> tuple[str, str]:
+def _contents_of_datatype(tensor: Any) -> tuple[str, str]:
     known = _CONTENTS.get(tensor.datatype)
     if known is None:
         listed = ", ".join(("BYTES", *_CONTENTS))

@@ -63,7 +63,7 @@ def channel(address: PluginAddress, settings: PluginSettings) -> Any:
     ]
     if not address.tls:
         return grpc.aio.insecure_channel(address.target, options=options)
-    ca, key, cert = (_read(path) for path in (settings.ca, settings.key, settings.cert))
+    ca, key, cert = (_read_credential(path) for path in (settings.ca, settings.key, settings.cert))
     credentials = grpc.ssl_channel_credentials(ca, key, cert) if cert and key else grpc.ssl_channel_credentials(ca)
     return grpc.aio.secure_channel(address.target, credentials, options=options)
 
@@ -94,8 +94,8 @@ def bind(server: Any, listen: str, settings: PluginSettings) -> str:
     before = os.umask(0o177) if unix else None  # only this user has access to the socket file, from its first moment
     try:
         if tls and not unix:
-            pair = [(_read(settings.key), _read(settings.cert))]
-            credentials = grpc.ssl_server_credentials(pair, _read(settings.ca), settings.ca is not None)
+            pair = [(_read_credential(settings.key), _read_credential(settings.cert))]
+            credentials = grpc.ssl_server_credentials(pair, _read_credential(settings.ca), settings.ca is not None)
             port = server.add_secure_port(address.target, credentials)
         else:
             port = server.add_insecure_port(address.target)
@@ -110,7 +110,7 @@ def bind(server: Any, listen: str, settings: PluginSettings) -> str:
     return f"{'grpcs' if tls else 'grpc'}://{address.target.rpartition(':')[0]}:{port}"
 
 
-def _read(path: str | None) -> bytes | None:
+def _read_credential(path: str | None) -> bytes | None:
     if path is None:
         return None
     try:

@@ -40,7 +40,7 @@ class PluginTokens:
 
     def allows(self, id: str, metadata: Mapping[str, str]) -> bool:
         """Return whether a call with ``metadata`` may speak for a plugin; compared in constant time."""
-        shown = _shown(metadata)
+        shown = _bearer_token(metadata)
         expected = self._tokens.get(id)
         right = hmac.compare_digest(shown, (expected or _NOBODY).encode())
         if expected is None:
@@ -49,7 +49,7 @@ class PluginTokens:
 
     def allows_any(self, metadata: Mapping[str, str]) -> bool:
         """Return whether a call comes from any of the plugins, or every caller is allowed."""
-        shown = _shown(metadata)
+        shown = _bearer_token(metadata)
         # All are compared, so that the time does not reveal which one matched.
         matches = [hmac.compare_digest(shown, token.encode()) for token in self._tokens.values()]
         return any(matches) or (self.insecure and not self._tokens)
@@ -68,7 +68,7 @@ def tokens_of(settings: PluginSettings) -> PluginTokens:
     """
     tokens = dict(settings.tokens)
     if settings.tokens_file is not None:
-        tokens |= _read(Path(settings.tokens_file))
+        tokens |= _read_tokens(Path(settings.tokens_file))
     return PluginTokens(tokens, insecure=settings.insecure)
 
 
@@ -77,12 +77,12 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
     return () if token is None else ((HEADER, _SCHEME + token),)
 
 
-def _shown(metadata: Mapping[str, str]) -> bytes:
+def _bearer_token(metadata: Mapping[str, str]) -> bytes:
     value = metadata.get(HEADER, "")
     return value.removeprefix(_SCHEME).encode("utf-8", "replace") if value.startswith(_SCHEME) else b""
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_tokens(path: Path) -> dict[str, str]:
     name = f"planner.plugins.tokens_file {path}"
     tokens: dict[str, str] = {}
     for number, line in enumerate(private_text(path, name).splitlines(), 1):

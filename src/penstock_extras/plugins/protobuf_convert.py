@@ -30,11 +30,11 @@ def fill(into: Any, source: Any) -> Any:
 
     None is left out; a name that the message does not have is our bug.
     """
-    given = dict(source) if isinstance(source, Mapping) else _fields(source)
+    given = dict(source) if isinstance(source, Mapping) else _struct_fields(source)
     fields = into.DESCRIPTOR.fields_by_name
     inner = _BESIDE.get(into.DESCRIPTOR.name)
     if inner is not None:
-        given |= {name: value for name, value in _fields(given.pop(inner[0])).items() if name in fields}
+        given |= {name: value for name, value in _struct_fields(given.pop(inner[0])).items() if name in fields}
     for name, value in given.items():
         if value is None:
             continue
@@ -63,7 +63,7 @@ def fill(into: Any, source: Any) -> Any:
     return into
 
 
-def _fields(source: Any) -> dict[str, Any]:
+def _struct_fields(source: Any) -> dict[str, Any]:
     return {name: getattr(source, name) for name in source.__struct_fields__}
 
 

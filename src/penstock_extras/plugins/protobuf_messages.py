@@ -42,7 +42,7 @@ def need_grpc() -> Any:
 
 
 @cache
-def _pool() -> Any:
+def _descriptor_pool() -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     # A pool of its own: another copy of these names in the process, such as a user's generated code, does no harm.
@@ -58,13 +58,13 @@ def message(name: str, package: str = PACKAGE) -> Any:
     """Return the class of a message, such as ``Question``."""
     from google.protobuf import message_factory
 
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{package}.{name}"))
+    return message_factory.GetMessageClass(_descriptor_pool().FindMessageTypeByName(f"{package}.{name}"))
 
 
 @cache
 def service(name: str, package: str = PACKAGE) -> dict[str, tuple[str, Any, Any]]:
     """Return a service's methods: name -> path of the call, class of the request, class of the answer."""
-    described = _pool().FindServiceByName(f"{package}.{name}")
+    described = _descriptor_pool().FindServiceByName(f"{package}.{name}")
     return {
         method.name: (
             f"/{package}.{name}/{method.name}",

@@ -30,7 +30,7 @@ REPLICAS_MAX = 1_000_000
 
 def question_of(ask: AskPlugin) -> Any:
     """Return the message ``Question``."""
-    return _filled("Question", ask)
+    return _fill_by_name("Question", ask)
 
 
 def observation_of(given: Any) -> Observation:
@@ -94,10 +94,10 @@ def spec_of(given: Any) -> PluginSpec:
 
 def spec_message(spec: PluginSpec) -> Any:
     """Return the message ``PluginSpec``."""
-    return _filled("PluginSpec", spec)
+    return _fill_by_name("PluginSpec", spec)
 
 
-def _filled(name: str, source: msgspec.Struct) -> Any:
+def _fill_by_name(name: str, source: msgspec.Struct) -> Any:
     """Return a message whose every field is the attribute of the same name."""
     into = message(name)()
     return fill(into, {field: getattr(source, field) for field in into.DESCRIPTOR.fields_by_name})

@@ -38,14 +38,14 @@ def read_answer(raw: bytes, *, streamed: bool) -> ReadAnswer:
     streams: dict[int, StreamedCalls] = {}
     for part in parts:
         if part not in (b"", DONE):
-            _take(answer, part, streams)
+            _add_chunk(answer, part, streams)
     answer.calls = {
         index: [(call.name, call.arguments) for call in made.calls] for index, made in streams.items() if made.calls
     }
     return answer
 
 
-def _take(answer: ReadAnswer, part: bytes, streams: dict[int, StreamedCalls]) -> None:
+def _add_chunk(answer: ReadAnswer, part: bytes, streams: dict[int, StreamedCalls]) -> None:
     chunk = object_in(part)
     if chunk is None or not isinstance(chunk.get("choices"), list):
         raise EngineError(f"no completion: {error_text(part)}")

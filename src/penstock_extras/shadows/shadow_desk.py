@@ -129,8 +129,8 @@ class ShadowDesk:
                 model=shadow,
                 result="different" if differs else "same",
                 differs=differs,
-                answered=_facts(model, first, answered),
-                shadow=_facts(shadow, second, copy),
+                answered=_facts_of_answer(model, first, answered),
+                shadow=_facts_of_answer(shadow, second, copy),
             )
         )
 
@@ -148,7 +148,7 @@ class ShadowDesk:
         self._records.write(record)
 
 
-def _facts(model: str, answer: ReadAnswer, timed: TimedAnswer) -> AnswerFacts:
+def _facts_of_answer(model: str, answer: ReadAnswer, timed: TimedAnswer) -> AnswerFacts:
     return AnswerFacts(
         model=model,
         characters=sum(map(len, answer.texts.values())),

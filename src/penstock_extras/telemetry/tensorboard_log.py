@@ -94,17 +94,17 @@ def _predicted(predicted: Mapping[str, Any]) -> dict[str, float | None]:
 
 def first_event(wall: float) -> bytes:
     """Return the ``Event`` that every file begins with."""
-    return _double(1, wall) + _bytes(3, VERSION.encode())
+    return _double(1, wall) + _bytes_field(3, VERSION.encode())
 
 
 def event(wall: float, step: int, scalars: Mapping[str, float]) -> bytes:
     """Return an ``Event`` with simple values (fields of event.proto: 1 wall_time, 2 step, 5 summary)."""
     summary = b"".join(
         # summary.proto: Summary.value = 1; Value.tag = 1, Value.simple_value = 2
-        _bytes(1, _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value))
+        _bytes_field(1, _bytes_field(1, tag.encode()) + _field_key(2, 5) + struct.pack("<f", value))
         for tag, value in scalars.items()
     )
-    return _double(1, wall) + _key(2, 0) + _varint(step) + _bytes(5, summary)
+    return _double(1, wall) + _field_key(2, 0) + _encode_varint(step) + _bytes_field(5, summary)
 
 
 def record_of(data: bytes) -> bytes:
@@ -127,7 +127,7 @@ def crc32c(data: bytes) -> int:
     return checksum ^ 0xFFFFFFFF
 
 
-def _table() -> Iterable[int]:
+def _crc_table() -> Iterable[int]:
     for byte in range(256):
         entry = byte
         for _ in range(8):
@@ -135,14 +135,14 @@ def _table() -> Iterable[int]:
         yield entry
 
 
-_TABLE = tuple(_table())
+_TABLE = tuple(_crc_table())
 
 
-def _key(field: int, kind: int) -> bytes:
-    return _varint(field << 3 | kind)
+def _field_key(field: int, kind: int) -> bytes:
+    return _encode_varint(field << 3 | kind)
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -152,8 +152,8 @@ def _varint(value: int) -> bytes:
 
 
 def _double(field: int, value: float) -> bytes:
-    return _key(field, 1) + struct.pack("<d", value)
+    return _field_key(field, 1) + struct.pack("<d", value)
 
 
-def _bytes(field: int, data: bytes) -> bytes:
-    return _key(field, 2) + _varint(len(data)) + data
+def _bytes_field(field: int, data: bytes) -> bytes:
+    return _field_key(field, 2) + _encode_varint(len(data)) + data

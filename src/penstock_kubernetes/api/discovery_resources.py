@@ -46,8 +46,8 @@ def entry_name(cluster: str, key: str) -> str:
 
 def entry_body(cluster: str, key: str, raw: bytes, lease: str | None, lease_uid: str | None) -> dict[str, object]:
     """Return the fields of an entry, all of those that a later put replaces."""
-    owners = [] if lease is None else [_owner("coordination.k8s.io/v1", "Lease", lease, str(lease_uid))]
-    labels, prefix = _labels(cluster), key.partition("/")[0]
+    owners = [] if lease is None else [_owner_reference("coordination.k8s.io/v1", "Lease", lease, str(lease_uid))]
+    labels, prefix = _discovery_labels(cluster), key.partition("/")[0]
     if re.fullmatch(NAME_PATTERN, prefix):
         labels[PREFIX_LABEL] = prefix
     metadata = {"labels": labels, "ownerReferences": owners}
@@ -67,10 +67,10 @@ def read_entry(entry: Any) -> StoredEntry:
 
 def lease_body(cluster: str, holder: str, ttl: int) -> dict[str, object]:
     """Return the fields of a new lease; in a pod, which POD_NAME and POD_UID name, it goes with the pod."""
-    metadata: dict[str, object] = {"labels": _labels(cluster)}
+    metadata: dict[str, object] = {"labels": _discovery_labels(cluster)}
     pod, uid = os.environ.get("POD_NAME"), os.environ.get("POD_UID")
     if pod and uid:
-        metadata["ownerReferences"] = [_owner("v1", "Pod", pod, uid)]
+        metadata["ownerReferences"] = [_owner_reference("v1", "Pod", pod, uid)]
     now = wall_time()
     spec = {"holderIdentity": holder, "leaseDurationSeconds": ttl, "acquireTime": now, "renewTime": now}
     return {"metadata": metadata, "spec": spec}
@@ -81,10 +81,10 @@ def wall_time() -> str:
     return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _labels(cluster: str) -> dict[str, str]:
+def _discovery_labels(cluster: str) -> dict[str, str]:
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": cluster}
     return {**labels, DISCOVERY_LABEL: cluster}
 
 
-def _owner(version: str, kind: str, name: str, uid: str) -> dict[str, str]:
+def _owner_reference(version: str, kind: str, name: str, uid: str) -> dict[str, str]:
     return {"apiVersion": version, "kind": kind, "name": name, "uid": uid}

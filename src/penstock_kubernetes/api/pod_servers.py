@@ -39,14 +39,14 @@ def servers_of(pod: Any, ports: Sequence[int] = ()) -> list[PodServer]:
         return []
     host = f"[{address}]" if ":" in address else address
     annotations = pod.metadata.annotations or {}
-    chosen = list(ports) or _numbers(annotations.get(PORT)) or _container_ports(pod)
+    chosen = list(ports) or _port_numbers(annotations.get(PORT)) or _container_ports(pod)
     return [
         PodServer(
             id=f"{pod.metadata.uid} {host}:{port}",
             pod=pod.metadata.name,
             url=f"http://{host}:{port}",
             ready=_ready(pod),
-            card=_card(annotations, host, rank, len(chosen)),
+            card=_card_of_pod(annotations, host, rank, len(chosen)),
         )
         for rank, port in enumerate(chosen)
     ]
@@ -65,32 +65,32 @@ def _container_ports(pod: Any) -> list[int]:
     return [port.containerPort for port in (named or ports)[:1]]
 
 
-def _card(annotations: dict[str, str], host: str, rank: int, servers: int) -> dict[str, object]:
+def _card_of_pod(annotations: dict[str, str], host: str, rank: int, servers: int) -> dict[str, object]:
     card: dict[str, object] = {}
     for field, name in (("events", EVENTS), ("replay", REPLAY), ("stats", STATS)):
         given = [text.strip() for text in annotations.get(name, "").split(",") if text.strip()]
         if not given:
             continue
         if servers > 1:  # each server is one rank; vLLM counts its ports up by the rank
-            given = [given[rank]] if len(given) == servers else [_raised(given[0], rank)]
-        endpoints = tuple(_endpoint(text, host) for text in given)
+            given = [given[rank]] if len(given) == servers else [_address_of_rank(given[0], rank)]
+        endpoints = tuple(_endpoint_at_host(text, host) for text in given)
         card[field] = endpoints[0] if field == "stats" else endpoints
     if "events" in card:
         card["ranks"] = len(card["events"])  # type: ignore[arg-type]
     return card
 
 
-def _endpoint(text: str, host: str) -> str:
+def _endpoint_at_host(text: str, host: str) -> str:
     """Return a ZMQ endpoint; a pod knows its ports and not its address."""
     if text.isdecimal():
         return f"tcp://{host}:{text}"
     return text.replace("://*:", f"://{host}:").replace("://0.0.0.0:", f"://{host}:")
 
 
-def _raised(text: str, rank: int) -> str:
+def _address_of_rank(text: str, rank: int) -> str:
     before, colon, port = text.rpartition(":")
     return f"{before}{colon}{int(port) + rank}" if port.isdecimal() else text
 
 
-def _numbers(text: str | None) -> list[int]:
+def _port_numbers(text: str | None) -> list[int]:
     return [int(port) for port in (text or "").split(",") if port.strip().isdecimal()]

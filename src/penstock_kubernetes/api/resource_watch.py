@@ -68,8 +68,8 @@ async def follow(
                 first = False
                 yield changes
         try:
-            stream = _watch(client, resource, namespace, labels, fields, version)
-            async with aclosing(_batches(stream)) as batches:
+            stream = _watch_once(client, resource, namespace, labels, fields, version)
+            async with aclosing(_batch_events(stream)) as batches:
                 async for batch in batches:
                     version = batch[-1][1].metadata.resourceVersion or version
                     if changes := _applied(versions, batch):
@@ -101,7 +101,11 @@ async def list_all(
 
     async def once() -> tuple[list[Any], str]:
         listing = client.list(
-            resource, namespace=namespace, chunk_size=_PAGE, labels=_selector(labels), fields=dict(fields or {}) or None
+            resource,
+            namespace=namespace,
+            chunk_size=_PAGE,
+            labels=_label_selector(labels),
+            fields=dict(fields or {}) or None,
         )
         objects = [found async for found in listing]
         return objects, listing.resourceVersion
@@ -138,7 +142,7 @@ class _Broken(Exception):
     """A watch ended, and can be made again from where it was."""
 
 
-async def _watch(
+async def _watch_once(
     client: "AsyncClient",
     resource: Any,
     namespace: str | None,
@@ -163,7 +167,7 @@ async def _watch(
             "allowWatchBookmarks": "true",
             "timeoutSeconds": WATCH_SECONDS,
             "resourceVersion": version,
-            "labelSelector": build_selector(_selector(labels) or {}) or None,
+            "labelSelector": build_selector(_label_selector(labels) or {}) or None,
             "fieldSelector": build_selector(dict(fields or {}), for_fields=True) or None,
         },
     )
@@ -214,7 +218,7 @@ async def _reachable(client: "AsyncClient", resource: Any, namespace: str | None
             raise unavailable(error) from error
 
 
-async def _batches(events: AsyncGenerator[tuple[str, Any], None]) -> AsyncGenerator[list[tuple[str, Any]], None]:
+async def _batch_events(events: AsyncGenerator[tuple[str, Any], None]) -> AsyncGenerator[list[tuple[str, Any]], None]:
     """Yield events that are there at the same time together."""
 
     async def following() -> tuple[str, Any]:
@@ -270,7 +274,7 @@ def _differences(versions: dict[tuple[str, str], str], objects: list[Any]) -> li
     return changes
 
 
-def _selector(labels: Labels) -> Any:
+def _label_selector(labels: Labels) -> Any:
     """Return labels as lightkube takes them; a text is passed on as it is."""
     if not isinstance(labels, str):
         return dict(labels) if labels else None

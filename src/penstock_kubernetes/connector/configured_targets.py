@@ -52,11 +52,11 @@ def connector_of(
     targets: Sequence[ScaleTarget]
     if named is None:
         targets = [
-            ScaledObject(client, *_split(f"pools.{pool}", text), pool=pool, configured=_configured(pool, pools))
+            ScaledObject(client, *_split_knob(f"pools.{pool}", text), pool=pool, configured=_named_pool(pool, pools))
             for pool, text in scaling.pools.items()
         ]
     else:
-        kind, name = _split("target", named)
+        kind, name = _split_knob("target", named)
         if scaling.pools or kind not in (GRAPH, OWN):
             raise ConfigError(
                 f"planner.kubernetes.target is {named}" + (", and pools are named as well" if scaling.pools else ""),
@@ -76,14 +76,14 @@ def connector_of(
     return KubernetesConnector(targets, ApiAccess(client), namespace=client.namespace, wait=scaling.wait)
 
 
-def _split(knob: str, text: str) -> tuple[str, str]:
+def _split_knob(knob: str, text: str) -> tuple[str, str]:
     kind, _, name = text.partition("/")
     if not kind or not name or "/" in name:
         raise ConfigError(f"planner.kubernetes.{knob} is {text!r}", hint="write KIND/NAME, such as Deployment/vllm")
     return kind, name
 
 
-def _configured(pool: str, pools: Mapping[str, Pool]) -> Pool:
+def _named_pool(pool: str, pools: Mapping[str, Pool]) -> Pool:
     if pool not in pools:
         raise ConfigError(
             f"planner.kubernetes.pools names {pool!r}, and the config's pools are {', '.join(pools)}",

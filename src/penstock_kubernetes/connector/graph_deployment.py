@@ -114,7 +114,7 @@ class GraphDeployment:
         graph = await self._graph()
         self._adapters = await self._owners()
         services = _services(graph)
-        wanted = {_pool(role): role for role in self._roles}
+        wanted = {_pool_of_role(role): role for role in self._roles}
         self._services = {pool: self._service(services, pool) for pool in wanted}
         self._check_models()
         meta, status = graph["metadata"], graph.get("status") or {}
@@ -235,7 +235,7 @@ class GraphDeployment:
                 )
 
 
-def _pool(role: Role) -> str:
+def _pool_of_role(role: Role) -> str:
     return "prefill" if role == "prefill" else "decode"
 
 

@@ -75,7 +75,7 @@ class ScaledObject:
         resource, client = self._kind.resource, self._client
         stored = (await call(f"read {self._words}", lambda: client.get(resource, self._name))).to_dict()
         spec, meta, status = stored.get("spec") or {}, stored.get("metadata") or {}, stored.get("status") or {}
-        gpus, labels = _parts(self._name, spec)
+        gpus, labels = _replica_parts(self._name, spec)
         pool = msgspec.structs.replace(
             self._configured,
             desired=spec.get("replicas", 1),
@@ -107,7 +107,7 @@ async def patch_scale(
     )
 
 
-def _parts(name: str, spec: JsonObject) -> tuple[int | None, Mapping[str, str]]:
+def _replica_parts(name: str, spec: JsonObject) -> tuple[int | None, Mapping[str, str]]:
     """Return the GPUs of one replica, and the labels of the pods that stand for replicas."""
     group = spec.get("leaderWorkerTemplate")
     if group is None:

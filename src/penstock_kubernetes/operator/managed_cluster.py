@@ -343,7 +343,7 @@ class _Supervision:
 
     async def _desire_replicas(self, before: Mapping[str, int | None]) -> None:
         """Let replicas that changed in the spec count as an operator's word: the newest one counts."""
-        for name, replicas in _configured(self.settings).items():
+        for name, replicas in _spec_replicas(self.settings).items():
             if before.get(name) not in (None, replicas):
                 await put(self.store, DESIRED + name, PoolSpec(replicas=replicas, by=BY))
                 await self.owner.tell(_changed(f"pool {name}: {before[name]} -> {replicas} replicas"))
@@ -378,7 +378,7 @@ class _Supervision:
             live = live_knobs(self_settings)
             changes = differences(old.settings, new.settings)
             others = [c.key for c in changes if c.key not in live and not _easy(c.key)]
-            before = _configured(self_settings)
+            before = _spec_replicas(self_settings)
             self.spec, self.settings = new, msgspec.structs.replace(self_settings, models=new.settings.models)
             await self._desire_replicas(before)
             tuned = [change for change in changes if change.key in live]
@@ -424,9 +424,13 @@ class _Supervision:
                     for name, status in fleet.reports().items()
                 }
                 report = self.planner.report
-                configured = _configured(self.settings)
+                configured = _spec_replicas(self.settings)
                 views = {
-                    name: PoolView(pool, configured.get(name, pool.desired), _why(self.pool_specs.get(name), report))
+                    name: PoolView(
+                        pool,
+                        configured.get(name, pool.desired),
+                        _reason_for_replicas(self.pool_specs.get(name), report),
+                    )
                     for name, pool in pools.items()
                 }
                 status = status_of(
@@ -503,7 +507,7 @@ def _counted(pool: PoolSettings) -> PoolSettings:
     return msgspec.structs.replace(pool, gpus=gpus)
 
 
-def _configured(settings: ClusterSettings) -> dict[str, int]:
+def _spec_replicas(settings: ClusterSettings) -> dict[str, int]:
     """Return pool -> replicas in the spec."""
     return {full: settings.models[model].pools[name].replicas for full, (model, name) in engine_pools(settings).items()}
 
@@ -517,7 +521,7 @@ def _easy(key: str) -> bool:
     return key == "frontend.processes" or (key.startswith("models.") and key.endswith(".replicas"))
 
 
-def _why(spec: PoolSpec | None, report: PlannerReport | None) -> str:
+def _reason_for_replicas(spec: PoolSpec | None, report: PlannerReport | None) -> str:
     """Return why a pool has the replicas that it has."""
     if spec is None:
         return "as in its spec"

@@ -84,7 +84,7 @@ async def apply_objects(client: "AsyncClient", objects: list[JsonObject]) -> Non
     from lightkube import ApiError
 
     for manifest in objects:
-        loaded = _loaded(manifest)
+        loaded = _object_from_manifest(manifest)
         try:
             # Ours are ours: who edits a field that the spec decides edits the spec.
             await ask(lambda loaded=loaded: client.apply(loaded, field_manager=names.MANAGER, force=True))  # type: ignore[misc]
@@ -167,7 +167,7 @@ async def secret_env(client: "AsyncClient", namespace: str, name: str | None) ->
     return {key: base64.b64decode(text).decode("utf-8", "replace") for key, text in (there.data or {}).items()}
 
 
-def _loaded(manifest: JsonObject) -> Any:
+def _object_from_manifest(manifest: JsonObject) -> Any:
     from lightkube import codecs
     from lightkube.generic_resource import create_namespaced_resource
 

@@ -59,12 +59,12 @@ async def with_plan(
 def waits_for_approval(resource: JsonObject) -> bool:
     """Return whether a resource's request is to be planned, and not to be applied."""
     request = (resource.get("spec") or {}).get("request") or {}
-    return (_at(request, "spec", "autoApply"), request.get("auto_apply")).count(False) > 0
+    return (_value_at(request, "spec", "autoApply"), request.get("auto_apply")).count(False) > 0
 
 
 async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> JsonObject:
     """Return the config of the best deployment."""
-    _check(request)
+    _check_request(request)
     words = [] if _gpus_named(request) else await _gpus_there(client, request)
     where = folder / "plan"
     where.mkdir(exist_ok=True)
@@ -94,19 +94,20 @@ async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> 
     return config
 
 
-def _check(request: object) -> None:
+def _check_request(request: object) -> None:
     if not isinstance(request, dict):
         raise ConfigError("spec.request is not a mapping", hint="give it model, slo, hardware and workload")
     for path in FILES:
-        if _at(request, *path) is not None:
+        if _value_at(request, *path) is not None:
             raise ConfigError(
                 f"spec.request: {'.'.join(path)} names a file, which is not in the operator's pod",
                 hint="plan with penstock plan on your machine, and apply what it writes",
             )
-    for text in _texts([request.get("model"), _at(request, "spec", "model"), _at(request, "hardware", "gpu")]):
+    named = [request.get("model"), _value_at(request, "spec", "model"), _value_at(request, "hardware", "gpu")]
+    for text in _texts(named):
         if text.startswith(("/", "~", ".")) or ".." in text:
             raise ConfigError(f"spec.request: {text} is a path", hint="give a well-known name")
-    if (request.get("engine"), _at(request, "spec", "backend")).count("sglang"):
+    if (request.get("engine"), _value_at(request, "spec", "backend")).count("sglang"):
         raise ConfigError(
             "spec.request: SGLang's servers are started elsewhere, by what penstock plan writes",
             hint="give engine vllm or sim, or attach SGLang's servers with pools.*.urls",
@@ -114,7 +115,7 @@ def _check(request: object) -> None:
 
 
 def _gpus_named(request: JsonObject) -> bool:
-    return bool(_at(request, "hardware", "gpu") or _at(request, "spec", "hardware", "gpuSku"))
+    return bool(_value_at(request, "hardware", "gpu") or _value_at(request, "spec", "hardware", "gpuSku"))
 
 
 async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
@@ -130,7 +131,8 @@ async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
         ) from error
     counts: Counter[str] = Counter()
     for node in nodes:
-        product, gpus = _at(node, "metadata", "labels", PRODUCT), str(_at(node, "status", "allocatable", GPU))
+        product = _value_at(node, "metadata", "labels", PRODUCT)
+        gpus = str(_value_at(node, "status", "allocatable", GPU))
         if isinstance(product, str) and gpus.isdecimal():
             counts[product] += int(gpus)
     if not counts.total():
@@ -139,7 +141,7 @@ async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
             hint="give hardware.gpu (spec.hardware.gpuSku in a DynamoGraphDeploymentRequest)",
         )
     product, count = counts.most_common(1)[0]
-    asked = _at(request, "hardware", "max_gpus") or _at(request, "spec", "hardware", "totalGpus")
+    asked = _value_at(request, "hardware", "max_gpus") or _value_at(request, "spec", "hardware", "totalGpus")
     most = min(asked, count) if isinstance(asked, int) else count
     return ["--gpu", gpu_of_sku(product), "--max-gpus", str(most)]
 
@@ -158,7 +160,7 @@ def _texts(values: Iterable[object]) -> Iterator[str]:
             yield from _texts(value)
 
 
-def _at(data: object, *path: str) -> object:
+def _value_at(data: object, *path: str) -> object:
     for name in path:
         data = data.get(name) if isinstance(data, dict) else None
     return data

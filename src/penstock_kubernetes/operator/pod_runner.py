@@ -115,7 +115,7 @@ class PodRunner:
         if self._grouped:
             await self._list_groups()
         for pod in self._pods.values():
-            worker = _worker(pod)
+            worker = _worker_of_pod(pod)
             if pod.object is None or worker is None:
                 continue
             self._serials[worker] = max(self._serials.get(worker, 0), int(pod.labels.get(names.SERIAL, 0)))
@@ -173,7 +173,7 @@ class PodRunner:
         name = manifest["metadata"]["name"]
         pod = EnginePod(name, group=self.plans[template.component].hosts > 1)
         pod = self._current[worker] = self._pods.setdefault(name, pod)
-        kind = _kind(pod)
+        kind = _class_of_object(pod)
         try:
             made = await ask(lambda: self._client.create(kind.from_dict(manifest)))
             if not pod.group:
@@ -374,7 +374,7 @@ class PodRunner:
         # The pods of a group have the grace of their templates.
         period = None if grace is None or pod.group else max(0, round(grace))
         cascade = CascadeType.FOREGROUND if pod.group else None
-        kind = _kind(pod)
+        kind = _class_of_object(pod)
         while pod.group or not pod.deleted:
             try:
                 await ask(
@@ -443,14 +443,14 @@ class PodRunner:
         return url
 
 
-def _kind(pod: EnginePod) -> Any:
+def _class_of_object(pod: EnginePod) -> Any:
     """Return the client's class for what runs an engine."""
     from lightkube.resources.core_v1 import Pod
 
     return group_resource() if pod.group else Pod
 
 
-def _worker(pod: EnginePod) -> str | None:
+def _worker_of_pod(pod: EnginePod) -> str | None:
     annotations = (pod.object or {}).get("metadata", {}).get("annotations") or {}
     worker: str | None = annotations.get(names.WORKER)
     return worker

@@ -62,7 +62,7 @@ class ReportReader:
             raise ValueError("not a report of a gateway")
         by, id, status, how, first, whole, endpoint = fields
         if self._nginx:
-            outcome, tail, endpoint = self._of_nginx(how), _between(_last(first), _last(whole)), _last(endpoint)
+            outcome, tail, endpoint = self._of_nginx(how), _seconds_between(_last(first), _last(whole)), _last(endpoint)
         else:
             outcome = "whole" if how[:2] == b"--" else "client" if how[:1] in b"Cc" else "engine"
             tail = None if int(first) < 0 else max(0, int(whole)) / 1e3
@@ -89,5 +89,5 @@ def _last(value: bytes) -> bytes:
     return value.rpartition(b" : ")[2].rpartition(b", ")[2]
 
 
-def _between(first: bytes, whole: bytes) -> float | None:
+def _seconds_between(first: bytes, whole: bytes) -> float | None:
     return None if b"-" in (first, whole) else max(0.0, float(whole) - float(first))

@@ -85,7 +85,10 @@ def plan_of(
 
 def envoy_config(plan: EnvoyPlan) -> JsonObject:
     """Return a whole configuration."""
-    filters = [_ext_proc(plan), _typed("envoy.filters.http.router", "envoy.extensions.filters.http.router.v3.Router")]
+    filters = [
+        _ext_proc(plan),
+        _typed_config("envoy.filters.http.router", "envoy.extensions.filters.http.router.v3.Router"),
+    ]
     route: JsonObject = {"cluster": "engines", "timeout": "0s", "idle_timeout": "0s"}
     if plan.engines and plan.fallbacks:
         route["retry_policy"] = {"retry_on": "connect-failure,refused-stream", "num_retries": plan.fallbacks}
@@ -102,7 +105,9 @@ def envoy_config(plan: EnvoyPlan) -> JsonObject:
         "per_connection_buffer_limit_bytes": BODY_MAX,
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }
-    config: JsonObject = {"static_resources": {"listeners": [listener], "clusters": [_engines(plan), _pickers(plan)]}}
+    config: JsonObject = {
+        "static_resources": {"listeners": [listener], "clusters": [_engine_cluster(plan), _pickers(plan)]}
+    }
     if plan.admin is not None:
         config["admin"] = _address(plan.admin)
     return config
@@ -137,10 +142,10 @@ def _ext_proc(plan: EnvoyPlan) -> JsonObject:
     retry = {
         "retry_on": PICKER_GONE,
         "num_retries": max(1, len(plan.pickers) - 1),
-        "retry_host_predicate": [_typed("envoy.retry_host_predicates.previous_hosts", previous)],
+        "retry_host_predicate": [_typed_config("envoy.retry_host_predicates.previous_hosts", previous)],
         "host_selection_retry_max_attempts": len(plan.pickers) * 4,
     }
-    return _typed(
+    return _typed_config(
         "envoy.filters.http.ext_proc",
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": "pickers"}, "retry_policy": retry},
@@ -152,7 +157,7 @@ def _ext_proc(plan: EnvoyPlan) -> JsonObject:
     )
 
 
-def _engines(plan: EnvoyPlan) -> JsonObject:
+def _engine_cluster(plan: EnvoyPlan) -> JsonObject:
     cluster: JsonObject = {
         "name": "engines",
         "connect_timeout": "5s",
@@ -177,8 +182,8 @@ def _engines(plan: EnvoyPlan) -> JsonObject:
             "lb_policy": "CLUSTER_PROVIDED",
             "original_dst_lb_config": original,
         }
-    spread = _policy("round_robin.v3.RoundRobin")
-    chosen = _policy(
+    spread = _balancing_policy("round_robin.v3.RoundRobin")
+    chosen = _balancing_policy(
         "override_host.v3.OverrideHost", override_host_sources=[{"header": DESTINATION}], fallback_policy=spread
     )
     return {
@@ -218,21 +223,25 @@ def _pickers(plan: EnvoyPlan) -> JsonObject:
         },
     }
     if plan.tls:
-        cluster["transport_socket"] = _typed(
+        cluster["transport_socket"] = _typed_config(
             "envoy.transport_sockets.tls", "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
         )
     return cluster
 
 
-def _typed(name: str, kind: str, **fields: object) -> JsonObject:
+def _typed_config(name: str, kind: str, **fields: object) -> JsonObject:
     return {"name": name, "typed_config": {"@type": TYPE + kind, **fields}}
 
 
-def _policy(kind: str, **fields: object) -> JsonObject:
+def _balancing_policy(kind: str, **fields: object) -> JsonObject:
     name = f"envoy.load_balancing_policies.{kind.partition('.')[0]}"
     return {
         "policies": [
-            {"typed_extension_config": _typed(name, f"envoy.extensions.load_balancing_policies.{kind}", **fields)}
+            {
+                "typed_extension_config": _typed_config(
+                    name, f"envoy.extensions.load_balancing_policies.{kind}", **fields
+                )
+            }
         ]
     }
 

@@ -68,7 +68,7 @@ class ExtProcListener:
         # Shared, because the successor of a restart listens before this process stops.
         hint = "picker.listen_port=0 takes any free one"
         sockets = bound_sockets(settings.frontend.host, port, shared=True, hint=hint)
-        context = await asyncio.to_thread(_tls, self.picker) if settings.picker.tls else None
+        context = await asyncio.to_thread(_tls_context, self.picker) if settings.picker.tls else None
         limit = max(settings.frontend.limits.body_max, CHUNK_MAX) + SPARE
         loop = asyncio.get_running_loop()
         make = partial(Http2Connection, self._open, limit, self.connections)
@@ -102,7 +102,7 @@ class ExtProcListener:
         return None
 
 
-def _tls(picker: Picker) -> ssl.SSLContext:
+def _tls_context(picker: Picker) -> ssl.SSLContext:
     """Return the context of the frontend's own certificate, or of one that is made now.
 
     Gateways of the extension do not check the picker's certificate, so one that nobody signed serves them.

@@ -54,7 +54,7 @@ class HeadersPart(NamedTuple):
     end_of_stream: bool
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
@@ -67,20 +67,20 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             raise BadMessage("a number is too long")
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a message: number, and its value as a number or as bytes."""
     at, size = 0, len(data)
     while at < size:
-        tag, at = _varint(data, at)
+        tag, at = _read_varint(data, at)
         wire = tag & 7
         if wire == 2:
-            length, at = _varint(data, at)
+            length, at = _read_varint(data, at)
             if at + length > size:
                 raise BadMessage("a field is longer than its message")
             yield tag >> 3, data[at : at + length]
             at += length
         elif wire == 0:
-            value, at = _varint(data, at)
+            value, at = _read_varint(data, at)
             yield tag >> 3, value
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
@@ -102,7 +102,7 @@ def read_message(data: bytes) -> GatewayMessage:
     kind, part, metadata = 0, b"", b""
     modes: tuple[int, int] | None = None
     try:
-        for number, value in _fields(data):
+        for number, value in _read_fields(data):
             if isinstance(value, int):
                 continue
             if REQUEST_HEADERS <= number <= RESPONSE_TRAILERS:
@@ -110,9 +110,9 @@ def read_message(data: bytes) -> GatewayMessage:
             elif number == METADATA:
                 metadata += value
             elif number == ATTRIBUTES:
-                metadata += _field(1, value)  # a map of the same structs, but not in a message of its own
+                metadata += _put_field(1, value)  # a map of the same structs, but not in a message of its own
             elif number == PROTOCOL:
-                given = dict(_fields(value))
+                given = dict(_read_fields(value))
                 request, response = given.get(1, 0), given.get(2, 0)
                 modes = (request if isinstance(request, int) else 0, response if isinstance(response, int) else 0)
     except IndexError:
@@ -142,13 +142,13 @@ def _usual_headers(part: bytes) -> HeadersPart | None:
         return None
     headers: dict[str, str] = {}
     known = _known_headers
-    length, at = _varint(part, 1)
+    length, at = _read_varint(part, 1)
     end = at + length
     while at < end:
         size = part[at + 1]
         start = at + 2
         if size > 127:
-            size, start = _varint(part, at + 1)
+            size, start = _read_varint(part, at + 1)
         stop = start + size
         entry = part[at:stop]
         header = known.get(entry) or _usual_header(entry, start - at)
@@ -167,7 +167,7 @@ _known_headers: dict[bytes, tuple[str, str]] = {}
 def _usual_header(entry: bytes, start: int) -> tuple[str, str] | None:
     """Read one header, whose name begins at ``start`` with its tag; None where it has another form."""
     middle = start + 2 + entry[start + 1]
-    value, begin = _varint(entry, middle + 1)
+    value, begin = _read_varint(entry, middle + 1)
     usual = entry[0] == entry[start] == 0x0A and entry[start + 1] < 128 and entry[middle] == 0x1A
     if not usual or begin + value != len(entry):
         return None
@@ -182,13 +182,13 @@ def _usual_header(entry: bytes, start: int) -> tuple[str, str] | None:
 def _any_headers(part: bytes) -> HeadersPart:
     headers: dict[str, str] = {}
     end = False
-    for number, value in _fields(part):
+    for number, value in _read_fields(part):
         if number == 3:
             end = bool(value)
         elif number == 1 and isinstance(value, bytes):
-            for _, header in _fields(value):
-                fields = dict(_fields(_bytes(header)))
-                headers[_bytes(fields.get(1)).decode()] = _bytes(fields.get(3) or fields.get(2)).decode("latin-1")
+            for _, header in _read_fields(value):
+                fields = dict(_read_fields(_as_bytes(header)))
+                headers[_as_bytes(fields.get(1)).decode()] = _as_bytes(fields.get(3) or fields.get(2)).decode("latin-1")
     return HeadersPart(headers, end)
 
 
@@ -206,7 +206,7 @@ def read_body(part: bytes) -> tuple[bytes, bool]:
             return part[2 : size - 2], part[size - 1] == 1
     body, end = b"", False
     try:
-        for number, value in _fields(part):
+        for number, value in _read_fields(part):
             if number == 1 and isinstance(value, bytes):
                 body = value
             elif number in (2, 3):
@@ -223,43 +223,45 @@ def read_metadata(data: bytes, namespace: str, key: str) -> object:
         BadMessage: it is no `Metadata`.
     """
     try:
-        for number, entry in _fields(data):
+        for number, entry in _read_fields(data):
             if number == 1 and isinstance(entry, bytes):
-                fields = dict(_fields(entry))
+                fields = dict(_read_fields(entry))
                 if fields.get(1) == namespace.encode():
-                    return _struct(_bytes(fields.get(2)), 0).get(key)
+                    return _struct(_as_bytes(fields.get(2)), 0).get(key)
     except (IndexError, UnicodeDecodeError, struct.error):
         raise BadMessage("metadata is cut off or is not text") from None
     return None
 
 
-def _bytes(value: int | bytes | None) -> bytes:
+def _as_bytes(value: int | bytes | None) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
 def _struct(data: bytes, depth: int) -> dict[str, object]:
     values: dict[str, object] = {}
-    for number, entry in _fields(data):
+    for number, entry in _read_fields(data):
         if number == 1 and isinstance(entry, bytes):
-            fields = dict(_fields(entry))
-            values[_bytes(fields.get(1)).decode()] = _value(_bytes(fields.get(2)), depth + 1)
+            fields = dict(_read_fields(entry))
+            values[_as_bytes(fields.get(1)).decode()] = _read_value(_as_bytes(fields.get(2)), depth + 1)
     return values
 
 
-def _value(data: bytes, depth: int) -> object:
+def _read_value(data: bytes, depth: int) -> object:
     if depth > DEPTH_MAX:
         raise BadMessage("metadata is nested too deeply")
-    for number, value in _fields(data):
+    for number, value in _read_fields(data):
         if number == 2:
-            return float(_DOUBLE.unpack(_bytes(value))[0])
+            return float(_DOUBLE.unpack(_as_bytes(value))[0])
         if number == 3:
-            return _bytes(value).decode()
+            return _as_bytes(value).decode()
         if number == 4:
             return bool(value)
         if number == 5:
-            return _struct(_bytes(value), depth)
+            return _struct(_as_bytes(value), depth)
         if number == 6:
-            return [_value(_bytes(one), depth + 1) for place, one in _fields(_bytes(value)) if place == 1]
+            return [
+                _read_value(_as_bytes(one), depth + 1) for place, one in _read_fields(_as_bytes(value)) if place == 1
+            ]
     return None
 
 
@@ -277,33 +279,33 @@ def _length(size: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, value: bytes) -> bytes:
+def _put_field(number: int, value: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + _length(len(value)) + value
 
 
 @lru_cache(4096)
-def _set(name: str, value: str) -> bytes:
+def _set_header(name: str, value: str) -> bytes:
     """Encode one `HeaderValueOption` that replaces what is there (append_action = 2)."""
-    header = _field(1, name.encode()) + _field(3, value.encode("latin-1", "replace"))
-    return _field(1, _field(1, header) + b"\x18\x02")
+    header = _put_field(1, name.encode()) + _put_field(3, value.encode("latin-1", "replace"))
+    return _put_field(1, _put_field(1, header) + b"\x18\x02")
 
 
 def mutation(headers: Mapping[str, str]) -> bytes:
     """Encode a `HeaderMutation` that sets these headers."""
-    return b"".join([_set(name, value) for name, value in headers.items()])
+    return b"".join([_set_header(name, value) for name, value in headers.items()])
 
 
 def headers_answer(kind: int, headers: Mapping[str, str], *, reroute: bool = False) -> bytes:
     """Encode the answer to headers of a kind; ``reroute`` lets the gateway choose its route by the new headers."""
-    common = _field(2, mutation(headers)) if headers else b""
-    return _field(kind - 1, _field(1, common + (b"\x28\x01" if reroute else b"")))
+    common = _put_field(2, mutation(headers)) if headers else b""
+    return _put_field(kind - 1, _put_field(1, common + (b"\x28\x01" if reroute else b"")))
 
 
 @lru_cache(4096)
 def lb_metadata(key: str, value: str) -> bytes:
     """Encode dynamic metadata: one text under ``envoy.lb``."""
-    inner = _field(1, _field(1, key.encode()) + _field(2, _field(3, value.encode())))
-    return _field(8, _field(1, _field(1, b"envoy.lb") + _field(2, _field(5, inner))))
+    inner = _put_field(1, _put_field(1, key.encode()) + _put_field(2, _put_field(3, value.encode())))
+    return _put_field(8, _put_field(1, _put_field(1, b"envoy.lb") + _put_field(2, _put_field(5, inner))))
 
 
 def echo(kind: int, part: bytes) -> bytes:
@@ -322,23 +324,23 @@ def body_chunks(kind: int, body: bytes, *, last: bool) -> Iterator[bytes]:
     """Encode the answers that pass a whole body on; ``last``: no trailers follow."""
     for at in range(0, len(body), CHUNK_MAX) or (0,):
         end = last and at + CHUNK_MAX >= len(body)
-        yield echo(kind, _field(1, body[at : at + CHUNK_MAX]) + (b"\x10\x01" if end else b""))
+        yield echo(kind, _put_field(1, body[at : at + CHUNK_MAX]) + (b"\x10\x01" if end else b""))
 
 
 def body_answer(kind: int, headers: Mapping[str, str], body: bytes | None) -> bytes:
     """Encode the answer to a whole body of mode BUFFERED; ``body``: in its place."""
-    common = _field(2, mutation(headers)) if headers else b""
+    common = _put_field(2, mutation(headers)) if headers else b""
     if body is not None:
-        common += _field(3, _field(1, body))
-    return _field(kind - 1, _field(1, common + b"\x28\x01"))
+        common += _put_field(3, _put_field(1, body))
+    return _put_field(kind - 1, _put_field(1, common + b"\x28\x01"))
 
 
 def empty_answer(kind: int) -> bytes:
     """Encode the answer that changes nothing."""
-    return _field(kind - 1, b"")
+    return _put_field(kind - 1, b"")
 
 
 def immediate_answer(status: int, headers: Mapping[str, str], body: bytes) -> bytes:
     """Encode an `ImmediateResponse`: the gateway answers the client with this."""
     code = b"\x08" + _length(status)
-    return _field(7, _field(1, code) + _field(2, mutation(headers)) + _field(3, body))
+    return _put_field(7, _put_field(1, code) + _put_field(2, mutation(headers)) + _put_field(3, body))

@@ -43,18 +43,18 @@ _SETTING = struct.Struct(">HI")
 _TABLE_SIZE, _STREAMS, _INITIAL_WINDOW, _FRAME_SIZE = 0x1, 0x3, 0x4, 0x5
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def _encode_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def _literal_header(name: bytes, value: bytes) -> bytes:
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-_RESPONSE = b"\x88" + _literal(b"content-type", b"application/grpc")
+_RESPONSE = b"\x88" + _literal_header(b"content-type", b"application/grpc")
 """The block of a response's head: status 200 has an index of its own."""
-_GREETING = _frame(
+_GREETING = _encode_frame(
     SETTINGS,
     0,
     0,
@@ -63,7 +63,7 @@ _GREETING = _frame(
     + _SETTING.pack(_STREAMS, STREAMS_MAX)
     + _SETTING.pack(_INITIAL_WINDOW, WINDOW)
     + _SETTING.pack(_FRAME_SIZE, FRAME_MAX),
-) + _frame(WINDOW_UPDATE, 0, 0, _LENGTH.pack(CONNECTION_WINDOW - 65_535))
+) + _encode_frame(WINDOW_UPDATE, 0, 0, _LENGTH.pack(CONNECTION_WINDOW - 65_535))
 
 
 class StreamHandler(Protocol):
@@ -132,7 +132,7 @@ class GrpcStream:
         data = b"\x00" + _LENGTH.pack(size - 5) + message
         if not self.begun:
             self.begun = True
-            connection.write(_frame(HEADERS, END_HEADERS, self.id, _RESPONSE))
+            connection.write(_encode_frame(HEADERS, END_HEADERS, self.id, _RESPONSE))
         if not self._queue and size <= connection.peer_frame and size <= self.window and size <= connection.window:
             self.window -= size
             connection.window -= size
@@ -145,12 +145,12 @@ class GrpcStream:
         """End the call, after what was sent before."""
         if not self.open or self._ending is not None:
             return
-        trailers = _literal(b"grpc-status", str(status).encode())
+        trailers = _literal_header(b"grpc-status", str(status).encode())
         if text:
-            trailers += _literal(b"grpc-message", text.encode()[:100])
+            trailers += _literal_header(b"grpc-message", text.encode()[:100])
         if not self.begun:
             trailers = _RESPONSE + trailers
-        self._ending = _frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
+        self._ending = _encode_frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
         self.flush()
 
     def flush(self) -> None:
@@ -165,7 +165,7 @@ class GrpcStream:
             piece = data if len(data) <= room else data[:room]
             self.window -= len(piece)
             connection.window -= len(piece)
-            connection.write(_frame(DATA, 0, self.id, piece))
+            connection.write(_encode_frame(DATA, 0, self.id, piece))
             if len(piece) == len(data):
                 queue.popleft()
             else:
@@ -200,7 +200,7 @@ class GrpcStream:
 
     def _credit(self) -> None:
         if self._uncredited > WINDOW // 2 and self.open:
-            self._connection.write(_frame(WINDOW_UPDATE, 0, self.id, _LENGTH.pack(self._uncredited)))
+            self._connection.write(_encode_frame(WINDOW_UPDATE, 0, self.id, _LENGTH.pack(self._uncredited)))
             self._uncredited = 0
 
 
@@ -256,7 +256,7 @@ class Http2Connection(asyncio.Protocol):
         except (ProtocolBroken, HPACKError) as error:
             code = error.code if isinstance(error, ProtocolBroken) else PROTOCOL_ERROR
             log.warning("a gateway's connection ends: %s", error)
-            self.write(_frame(GOAWAY, 0, 0, _LENGTH.pack(self._last) + _LENGTH.pack(code)))
+            self.write(_encode_frame(GOAWAY, 0, 0, _LENGTH.pack(self._last) + _LENGTH.pack(code)))
             self._flush()
             self.close()
         finally:
@@ -281,7 +281,7 @@ class Http2Connection(asyncio.Protocol):
         """Ask the peer to open its next calls elsewhere; those that are open go on."""
         if not self._leaving:
             self._leaving = True
-            self.write(_frame(GOAWAY, 0, 0, _LENGTH.pack((1 << 31) - 1) + _LENGTH.pack(NO_ERROR)))
+            self.write(_encode_frame(GOAWAY, 0, 0, _LENGTH.pack((1 << 31) - 1) + _LENGTH.pack(NO_ERROR)))
 
     def close(self) -> None:
         """Cut the connection after what was written."""
@@ -334,7 +334,7 @@ class Http2Connection(asyncio.Protocol):
         elif kind == SETTINGS and not flags & ACK:
             self._settings(payload)
         elif kind == PING and not flags & ACK:
-            self.write(_frame(PING, ACK, 0, payload))
+            self.write(_encode_frame(PING, ACK, 0, payload))
         elif kind == WINDOW_UPDATE:
             self._widened(id, payload)
         elif kind == PUSH_PROMISE:
@@ -343,7 +343,7 @@ class Http2Connection(asyncio.Protocol):
     def _data(self, flags: int, id: int, payload: bytes) -> None:
         self._uncredited += len(payload)
         if self._uncredited > CONNECTION_WINDOW // 2:
-            self.write(_frame(WINDOW_UPDATE, 0, 0, _LENGTH.pack(self._uncredited)))
+            self.write(_encode_frame(WINDOW_UPDATE, 0, 0, _LENGTH.pack(self._uncredited)))
             self._uncredited = 0
         stream = self.streams.get(id)
         if stream is None:
@@ -369,7 +369,7 @@ class Http2Connection(asyncio.Protocol):
             return  # of a call that has ended
         self._last = id
         if len(self.streams) >= STREAMS_MAX:
-            self.write(_frame(RST_STREAM, 0, id, _LENGTH.pack(REFUSED)))
+            self.write(_encode_frame(RST_STREAM, 0, id, _LENGTH.pack(REFUSED)))
             return
         stream = self.streams[id] = GrpcStream(self, id, self._peer_window)
         stream.handler = self._open_call(path, stream)
@@ -404,7 +404,7 @@ class Http2Connection(asyncio.Protocol):
                     stream.window += grown
             elif name == _FRAME_SIZE:
                 self.peer_frame = value
-        self.write(_frame(SETTINGS, ACK, 0))
+        self.write(_encode_frame(SETTINGS, ACK, 0))
         self._unblock()
 
     def _widened(self, id: int, payload: bytes) -> None:

@@ -98,7 +98,7 @@ class Picker:
         """Return the answer to a request whose body is beyond the limit, and count it as the frontend does."""
         most = self.service.settings.frontend.limits.body_max
         error = ClientError(f"the body has more than {most} bytes", status=413, code="body_too_large")
-        self.service.metrics.refused(UNKNOWN, _endpoint(request.path.partition("?")[0]), False, refusal(error))
+        self.service.metrics.refused(UNKNOWN, _endpoint_label(request.path.partition("?")[0]), False, refusal(error))
         return self.refused(request, error, started)
 
     async def _read(self, request: GatewayRequest, caller: str) -> PickedRequest:
@@ -118,7 +118,7 @@ class Picker:
             )
             resolved, prompt, job = completion.resolved, completion.prompt, completion.job(endpoint)
         else:
-            name, content_type = _endpoint(path), request.headers.get("content-type") or "application/json"
+            name, content_type = _endpoint_label(path), request.headers.get("content-type") or "application/json"
             try:
                 fields = fields_of(request.body, content_type)
                 model, streamed = model_of(service, caller, request.body, fields)
@@ -233,6 +233,6 @@ class Picker:
                 picked.ended_by(effect)
 
 
-def _endpoint(path: str) -> str:
+def _endpoint_label(path: str) -> str:
     """Return the metric label of a route."""
     return _ENDPOINTS.get(path) or path.removeprefix("/v1/").replace("/", "_")

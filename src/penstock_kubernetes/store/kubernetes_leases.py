@@ -208,7 +208,7 @@ class KubernetesLeases:
         body = lease_body(self._cluster, name, math.ceil(ttl))
         resource = lease_class()
         requested = time.monotonic()
-        fresh = resource.from_dict({**body, "metadata": {**_mapping(body["metadata"]), "name": name}})
+        fresh = resource.from_dict({**body, "metadata": {**_checked_mapping(body["metadata"]), "name": name}})
         try:
             made = await ask(lambda: self._client.create(fresh))
         except ApiError as error:
@@ -330,6 +330,6 @@ async def end_leases(client: "AsyncClient", leases: Sequence[tuple[str, str]]) -
             log.info("lease %s was not renewed for long, and was deleted", name)
 
 
-def _mapping(value: object) -> dict[str, object]:
+def _checked_mapping(value: object) -> dict[str, object]:
     assert isinstance(value, dict)
     return value

@@ -101,7 +101,7 @@ class KubernetesView:
                 group.create_task(self._follow_leases(listed))
                 group.create_task(self._judge())
         except* StoreUnavailable as errors:
-            self.failure = _first(errors)
+            self.failure = _first_error(errors)
         except* Exception as errors:  # supervision boundary: watchers must learn that nothing comes any more
             log.exception("the store could not be followed by a bug of ours; it is read again")
             self.failure = StoreUnavailable(f"the view of the store failed: {errors.exceptions[0]}")
@@ -220,7 +220,7 @@ def _renewal(lease: Any) -> LeaseRenewal:
     return LeaseRenewal(lease.metadata.resourceVersion or "", float(seconds or math.inf))
 
 
-def _first(errors: BaseExceptionGroup[StoreUnavailable]) -> StoreUnavailable:
+def _first_error(errors: BaseExceptionGroup[StoreUnavailable]) -> StoreUnavailable:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -60,14 +60,14 @@ TRANSITIONS = (
 FORBIDDEN = 255
 
 
-def _steps() -> dict[str, bytes]:
+def _steps_of_transitions() -> dict[str, bytes]:
     steps: dict[str, list[int]] = {}
     for before, trigger, after, _ in TRANSITIONS:
         steps.setdefault(trigger, [FORBIDDEN] * len(BlockState))[before] = after
     return {trigger: bytes(row) for trigger, row in steps.items()}
 
 
-STEPS = _steps()
+STEPS = _steps_of_transitions()
 """Trigger -> state after, by state before, or `FORBIDDEN`: the table in the form that the manager reads."""
 
 

@@ -312,8 +312,8 @@ def _stat_text(stat: "CacheStat") -> str:
             tier.hits,
             tier.stored,
             tier.removed,
-            _bytes(tier.bytes_in),
-            _bytes(tier.bytes_out),
+            _readable_size(tier.bytes_in),
+            _readable_size(tier.bytes_out),
             ", ".join(f"{count} {outcome}" for outcome, count in tier.failures.items()),
         ]
         for tier in stat.tiers
@@ -322,11 +322,11 @@ def _stat_text(stat: "CacheStat") -> str:
     hits, misses = sum(tier.hits for tier in stat.tiers), sum(stat.misses.values())
     share = f"{100 * hits / (hits + misses):.1f} %" if hits + misses else "unknown"
     lines = [
-        f"{stat.model or 'no engine yet'}: blocks of {stat.block_tokens} tokens, {_bytes(stat.block_bytes)}; "
+        f"{stat.model or 'no engine yet'}: blocks of {stat.block_tokens} tokens, {_readable_size(stat.block_bytes)}; "
         f"engines {', '.join(stat.engines) or 'none'}",
         table(headings, rows) if rows else "No tier is open.",
-        f"Hit rate {share} of the blocks asked for; misses: {_listed(stat.misses)}",
-        f"Under way: {stat.open_jobs} jobs, {stat.open_moves} moves; refused: {_listed(stat.refused)}",
+        f"Hit rate {share} of the blocks asked for; misses: {_list_counts(stat.misses)}",
+        f"Under way: {stat.open_jobs} jobs, {stat.open_moves} moves; refused: {_list_counts(stat.refused)}",
         f"Prefill: {_speed_text(stat.seconds_per_token)}",
         f"Leaks: {'; '.join(stat.leaks) or 'none'}",
     ]
@@ -339,11 +339,11 @@ def _speed_text(seconds_per_token: float) -> str:
     return f"{1 / seconds_per_token:,.0f} tokens/s at best; what takes longer to load is computed"
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _list_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "none"
 
 
-def _bytes(size: int) -> str:
+def _readable_size(size: int) -> str:
     for unit, length in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= length:
             return f"{size / length:.1f} {unit}"

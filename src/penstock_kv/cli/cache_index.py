@@ -95,7 +95,7 @@ def _look(client: "TierAdminClient", cluster: AdminClient) -> Mapping[tuple[str,
         index = cluster.get(f"/admin/index/{quote(worker, safe='')}", WorkerIndex)
         for router in index.routers:
             for tier, believed in (("host", frozenset(router.host)), ("disk", frozenset(router.disk))):
-                stored = frozenset(_hashes(answers[tier].names)).difference(_hashes(READ_BACK[-NAME:]))
+                stored = frozenset(_split_hashes(answers[tier].names)).difference(_split_hashes(READ_BACK[-NAME:]))
                 exact = router.state == "exact"
                 differences[router.router, worker, tier] = Difference(
                     router=router.router,
@@ -112,7 +112,7 @@ def _look(client: "TierAdminClient", cluster: AdminClient) -> Mapping[tuple[str,
     return differences
 
 
-def _hashes(names: bytes) -> list[int]:
+def _split_hashes(names: bytes) -> list[int]:
     return [int.from_bytes(names[place : place + NAME], "big") for place in range(0, len(names), NAME)]
 
 

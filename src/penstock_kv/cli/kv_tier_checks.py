@@ -26,21 +26,23 @@ def check_tiers(worker: str, metrics: str | None) -> Iterator[Finding]:
         refused = values.get("penstock_guard_refused_blocks_total", 0.0) if plugin == "guard" else 0.0
         text = f"KV tiers of {worker}: {stored:,.0f} blocks stored, {served:,.0f} served"
         if values.get("penstock_guard_readback_ok") == 0.0 and plugin == "guard":
-            yield _finding("error", f"{worker} does not use its KV tier: its read-back failed", "see the engine's log")
+            yield _tier_finding(
+                "error", f"{worker} does not use its KV tier: its read-back failed", "see the engine's log"
+            )
         elif values.get("penstock_tier_connected") == 0.0 and plugin == "tier":
-            yield _finding("error", f"{worker} has no tier process", "start `penstock cache serve` at its socket")
+            yield _tier_finding("error", f"{worker} has no tier process", "start `penstock cache serve` at its socket")
         elif refused:
-            yield _finding(
+            yield _tier_finding(
                 "error",
                 f"{text}, {refused:,.0f} refused",
                 "what its storage gives back is not what was stored: check the disk",
             )
         elif stored >= STORED_LEAST and not served:
             hint = "prompts have no common beginnings, or block hashes change: --prefix-caching-hash-algo sha256_cbor"
-            yield _finding("warning", text, hint)
+            yield _tier_finding("warning", text, hint)
         else:
-            yield _finding("ok", text)
+            yield _tier_finding("ok", text)
 
 
-def _finding(level: Level, text: str, hint: str | None = None) -> Finding:
+def _tier_finding(level: Level, text: str, hint: str | None = None) -> Finding:
     return Finding(level, "kv tiers", text, hint)

@@ -75,7 +75,7 @@ class GuardIndex:
 
     def get(self, key: bytes) -> GuardRecord | None:
         """Return the newest record of a key. Cost: 1 us."""
-        return self._records.get(_digest(key))
+        return self._records.get(_digest_of_key(key))
 
     def put(self, sums: Sequence[BlockSum]) -> None:
         """Record blocks that the tier has now.
@@ -87,7 +87,7 @@ class GuardIndex:
             self._read_on()
             fresh = {}
             for block in sums:
-                digest = _digest(block.key)
+                digest = _digest_of_key(block.key)
                 before = self._records.get(digest)
                 generation = 1 if before is None else before.generation + 1
                 fresh[digest] = GuardRecord(generation & 0xFFFFFFFF, block.length, block.checksum)
@@ -100,7 +100,7 @@ class GuardIndex:
         with self._lock:
             gone = {}
             for key in keys:
-                digest = _digest(key)
+                digest = _digest_of_key(key)
                 record = self._records.pop(digest, None)
                 if record is not None:
                     gone[digest] = record
@@ -214,7 +214,7 @@ class GuardIndex:
         self._total = len(self._records)
 
 
-def _digest(key: bytes) -> bytes:
+def _digest_of_key(key: bytes) -> bytes:
     return blake2b(key, digest_size=16, person=b"penstock-guard").digest()
 
 

@@ -226,7 +226,7 @@ class TierClient:
         """Queue a frame; the lock is taken."""
         if not self._connected or self._closing or self._unsent_bytes > UNSENT_MAX:
             return False
-        raw = _frame(message)
+        raw = _frame_message(message)
         if len(raw) > FRAME_MAX:
             return False
         self._unsent.append(raw)
@@ -266,7 +266,7 @@ class TierClient:
     def _welcome(self, link: socket.socket) -> None:
         link.settimeout(WELCOME_STEP)
         link.connect(self._path)
-        link.sendall(_frame(self._hello))
+        link.sendall(_frame_message(self._hello))
         frames = _Frames()
         first: FromTiers | None = None
         while first is None:
@@ -442,7 +442,7 @@ class _Deaf(_Frames):
         return iter(())
 
 
-def _frame(message: ToTiers) -> bytes:
+def _frame_message(message: ToTiers) -> bytes:
     raw = _encode(message)
     return len(raw).to_bytes(4, "little") + raw
 

@@ -35,7 +35,7 @@ class TierSeam:
         self._job = getattr(tiering, "TransferJob", None) or getattr(tiering, "JobMetadata", None)
         self._result = getattr(tiering, "JobResult", None)
         manager = getattr(tiering, "SecondaryTierManager", None)
-        job_fields, result_fields = _fields(self._job), _fields(self._result)
+        job_fields, result_fields = _field_names(self._job), _field_names(self._result)
         self._rows = next((name for name in ("chunk_ids", "block_ids") if name in job_fields), "")
         self._partial = "successful_keys" in result_fields
         lacking = [
@@ -64,7 +64,7 @@ class TierSeam:
 
         rows = torch.tensor([row], dtype=torch.int32).numpy()
         fields = {"job_id": number, "keys": [key], self._rows: rows, "is_promotion": load, "req_context": context}
-        known = _fields(self._job)
+        known = _field_names(self._job)
         return self._job(**{name: value for name, value in fields.items() if name in known})  # type: ignore[misc]
 
     def part(self, job: Any, places: Sequence[int]) -> Any:
@@ -78,7 +78,7 @@ class TierSeam:
         Args:
             like: result of the tier below, whose measurements are passed on.
         """
-        extra = {} if like is None else {name: getattr(like, name) for name in _fields(like) if name in _MEASURED}
+        extra = {} if like is None else {name: getattr(like, name) for name in _field_names(like) if name in _MEASURED}
         if wrong and right and self._partial:
             extra["successful_keys"] = tuple(right)
         return self._result(job_id=job, success=not wrong, **extra)  # type: ignore[misc]
@@ -111,7 +111,7 @@ def row_layout(spec: Any, row_bytes: int) -> str:
 _MEASURED = ("transfer_time", "transfer_bytes")
 
 
-def _fields(struct: Any) -> set[str]:
+def _field_names(struct: Any) -> set[str]:
     if struct is None:
         return set()
     if dataclasses.is_dataclass(struct):

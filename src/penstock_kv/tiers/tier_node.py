@@ -208,7 +208,7 @@ class TierNode:
             async with self._opening:
                 if self.hello is None:
                     await self._open(hello)
-                elif (kind := _kind(hello)) != (ours := _kind(self.hello)):
+                elif (kind := _describe_kv(hello)) != (ours := _describe_kv(self.hello)):
                     error = ConfigError(
                         f"this tier process keeps blocks of {ours}, not of {kind}",
                         hint="start one tier process for each model, dtype, layout and block size",
@@ -272,7 +272,7 @@ class TierNode:
             keys = self._keys(link, message.hashes, message.group, message.hints)
             query = next(self._query_ids)
             self._queries[query] = (link, message.id, keys)
-            hints = _hints(message.hints)
+            hints = _block_hints(message.hints)
             self.post(BlocksAsked(query=query, keys=keys, tokens_before=message.tokens_before, hints=hints))
         elif isinstance(message, StoreBlocks):
             keys = self._keys(link, message.hashes, message.group, message.hints)
@@ -281,13 +281,15 @@ class TierNode:
                 parent = link.keys([message.parent], message.group, message.hints)[0]
             job = self._job(link, message, keys)
             if job is not None:
-                hints = _hints(message.hints)
+                hints = _block_hints(message.hints)
                 self.post(BlocksOffered(job=job, keys=keys, rows=_rows(link, message.rows), parent=parent, hints=hints))
         elif isinstance(message, LoadBlocks):
             keys = self._keys(link, message.hashes, message.group, message.hints)
             job = self._job(link, message, keys)
             if job is not None:
-                self.post(BlocksWanted(job=job, keys=keys, rows=_rows(link, message.rows), hints=_hints(message.hints)))
+                self.post(
+                    BlocksWanted(job=job, keys=keys, rows=_rows(link, message.rows), hints=_block_hints(message.hints))
+                )
         elif isinstance(message, CancelJob):
             if message.job in link.jobs:
                 self.post(JobCancelled(job=link.jobs[message.job]))
@@ -296,7 +298,7 @@ class TierNode:
             self.post(BlocksUsed(keys=keys))
         elif isinstance(message, PrefetchBlocks):
             keys = self._keys(link, message.hashes, message.group, message.hints)
-            self._expect(PrefetchWanted(keys=keys, hints=_hints(message.hints)), message.after)
+            self._expect(PrefetchWanted(keys=keys, hints=_block_hints(message.hints)), message.after)
         else:
             self.post(EngineSpeed(seconds_per_token=message.seconds_per_token))
 
@@ -420,7 +422,7 @@ class TierNode:
             await stream.drain()
 
 
-def _kind(hello: TierHello) -> str:
+def _describe_kv(hello: TierHello) -> str:
     """Describe the KV of an engine: what two engines that share tiers must have in common."""
     return (
         f"model {hello.model}, dtype {hello.dtype}, layout {hello.layout}, {hello.block_tokens} tokens and "
@@ -428,7 +430,7 @@ def _kind(hello: TierHello) -> str:
     )
 
 
-def _hints(hints: RequestHints) -> BlockHints:
+def _block_hints(hints: RequestHints) -> BlockHints:
     return BlockHints(priority=hints.priority, pin=hints.pin, deadline=hints.deadline)
 
 

@@ -50,7 +50,7 @@ async def run_tiers(
     stopping = stop_event()
     node, metrics_port = TierNode(opener(settings), peers), settings.metrics_port
     server = TierServer(node, socket)
-    metrics = await _show(node, host, metrics_port) if metrics_port else None
+    metrics = await _serve_status(node, host, metrics_port) if metrics_port else None
     try:
         await server.start()
         url = f"http://{host}:{metrics_port}/metrics" if metrics_port else None
@@ -71,12 +71,12 @@ def opener(settings: CacheSettings) -> Callable[[TierHello], Awaitable[OpenTiers
     """Return what opens the tiers for an engine's kind of blocks."""
 
     async def open_tiers(hello: TierHello) -> OpenTiers:
-        return await asyncio.to_thread(_open, settings, hello)
+        return await asyncio.to_thread(_open_tiers, settings, hello)
 
     return open_tiers
 
 
-def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
+def _open_tiers(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     size = hello.row_bytes
     capacity: dict[TierName, int] = {
         "host": settings.host // whole_sectors(size),
@@ -109,7 +109,7 @@ def _open(settings: CacheSettings, hello: TierHello) -> OpenTiers:
     return OpenTiers(machine, slab, lower, {tier: blocks for tier, blocks in capacity.items() if blocks})
 
 
-async def _show(node: TierNode, host: str, port: int) -> web.AppRunner:
+async def _serve_status(node: TierNode, host: str, port: int) -> web.AppRunner:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=node.render_metrics().encode(), headers={"content-type": CONTENT_TYPE})
 

@@ -34,17 +34,17 @@ def prompt_hashes(prompt: str, tokenizer: str, stat: CacheStat, seed: str) -> li
 
 def token_hashes(tokens: Sequence[int], block_tokens: int, seed: str) -> list[bytes]:
     """Return the chained hash of every full block: SHA-256 of CBOR of (parent, tokens, no extra keys)."""
-    parent = sha256(_head(_TEXT, len(seed.encode())) + seed.encode()).digest()
+    parent = sha256(_cbor_head(_TEXT, len(seed.encode())) + seed.encode()).digest()
     hashes = []
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        block = b"".join(_head(0, token) for token in tokens[start : start + block_tokens])
-        array = _head(_ARRAY, block_tokens) + block
-        parent = sha256(_head(_ARRAY, 3) + _head(_BYTES, len(parent)) + parent + array + _NULL).digest()
+        block = b"".join(_cbor_head(0, token) for token in tokens[start : start + block_tokens])
+        array = _cbor_head(_ARRAY, block_tokens) + block
+        parent = sha256(_cbor_head(_ARRAY, 3) + _cbor_head(_BYTES, len(parent)) + parent + array + _NULL).digest()
         hashes.append(parent)
     return hashes
 
 
-def _head(major: int, number: int) -> bytes:
+def _cbor_head(major: int, number: int) -> bytes:
     """Return a CBOR head (RFC 8949, section 3): the major type and a number in as few bytes as it needs."""
     if number < 24:
         return bytes((major << 5 | number,))

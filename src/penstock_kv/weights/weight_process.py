@@ -74,13 +74,15 @@ class WeightNode:
         except (TransferError, OSError, TimeoutError, msgspec.DecodeError) as error:
             self.refused += 1
             log.warning("an engine reads the files (%d so far): %s", self.refused, error)
-            await _send(sock, WeightsRefused(str(error) or type(error).__name__))
+            await _send_answer(sock, WeightsRefused(str(error) or type(error).__name__))
             return
         self.fetched += 1
         spent = time.monotonic() - begun
         log.info("an engine got %.2f GiB from %s within %.2f s", weights.size / 2**30, sibling, spent)
         tensors = [PlacedTensor(t.name, t.dtype, t.shape, offset, t.length) for t, offset in weights.tensors]
-        await _send(sock, WeightsHere(size=weights.size, tensors=tensors, sibling=sibling, seconds=spent), weights.fd)
+        await _send_answer(
+            sock, WeightsHere(size=weights.size, tensors=tensors, sibling=sibling, seconds=spent), weights.fd
+        )
 
     async def _weights(self, folder: Path) -> tuple[FetchedWeights, str]:
         if await asyncio.to_thread(folder.resolve) != self.files.folder:
@@ -209,12 +211,12 @@ async def _accept(listener: socket.socket, node: WeightNode) -> None:
         while True:
             sock, _ = await loop.sock_accept(listener)
             sock.setblocking(False)
-            tasks.spawn(_serve(sock, node))
+            tasks.spawn(_serve_engine(sock, node))
     finally:
         await tasks.close()
 
 
-async def _serve(sock: socket.socket, node: WeightNode) -> None:
+async def _serve_engine(sock: socket.socket, node: WeightNode) -> None:
     try:
         await node.give(sock)
     except OSError as error:
@@ -223,6 +225,6 @@ async def _serve(sock: socket.socket, node: WeightNode) -> None:
         sock.close()
 
 
-async def _send(sock: socket.socket, what: WeightsHere | WeightsRefused, fd: int | None = None) -> None:
+async def _send_answer(sock: socket.socket, what: WeightsHere | WeightsRefused, fd: int | None = None) -> None:
     sock.settimeout(SEND_SECONDS)
     await asyncio.to_thread(answer, sock, what, fd)

@@ -48,7 +48,7 @@ def inputs_of(settings: ClusterSettings) -> PolicyInputs:
             why_not: dict[SourceName, str] = {}
             described = DESCRIBED.get(pool.sim.timing.kind)
             profile = pool_profile(model, name, pool, settings.planner.classic.profile)
-            if _simulated(pool):
+            if _is_simulated(pool):
                 metrics["self-benchmark"] = _measured(pool.sim, measured)
             else:
                 why_not["self-benchmark"] = f"{pool.engine} measures nothing of itself"
@@ -106,7 +106,7 @@ def rows_of(path: Path) -> list[TraceInterval]:
     return rows
 
 
-def _simulated(pool: PoolSettings) -> bool:
+def _is_simulated(pool: PoolSettings) -> bool:
     return pool.engine == "sim" and not pool.attached
 
 

@@ -15,7 +15,7 @@ from penstock_lab.engine.timing.gpus import GPUS
 
 def sim_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
     """Return the contradictions between settings of simulated engines."""
-    for path, pool in _simulated(settings):
+    for path, pool in _simulated_pools(settings):
         for check in (lambda pool=pool: checked(pool.sim), lambda pool=pool: checked_monotone(pool.sim.timing)):
             try:
                 check()
@@ -28,7 +28,7 @@ def sim_complaints(settings: ClusterSettings) -> Iterator[Complaint]:
 
 def sim_files(settings: ClusterSettings) -> Iterator[Complaint]:
     """Return the timing files that are not there, and the profiles that can't be read."""
-    for path, pool in _simulated(settings):
+    for path, pool in _simulated_pools(settings):
         for knob, file in timing_files(pool.sim.timing).items():
             if not Path(file).exists():
                 hint = f"a GPU is one of {', '.join(GPUS)}, or a YAML file; {FROM_HERE}" if knob == "gpu" else FROM_HERE
@@ -36,7 +36,7 @@ def sim_files(settings: ClusterSettings) -> Iterator[Complaint]:
     yield from _profiles(settings)
 
 
-def _simulated(settings: ClusterSettings) -> Iterator[tuple[tuple[str, ...], PoolSettings]]:
+def _simulated_pools(settings: ClusterSettings) -> Iterator[tuple[tuple[str, ...], PoolSettings]]:
     for model, entry in settings.models.items():
         for name, pool in entry.pools.items():
             if pool.engine == "sim" and not pool.attached:

@@ -54,7 +54,7 @@ def load_timing(settings: TimingSettings) -> Mapping[str, Any] | None:
             if name == "skew" and not _skewed(Path(settings.profile)):
                 continue
             if name not in OPTIONAL or path.exists():
-                found[name] = _columns(path, columns)
+                found[name] = _read_csv_columns(path, columns)
     return found or None
 
 
@@ -144,7 +144,7 @@ def _skewed(profile: Path) -> bool:
         raise ConfigError(f"timing.profile {meta} is not a YAML mapping: {error}") from error
 
 
-def _columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | list[float]]:
+def _read_csv_columns(path: Path, columns: tuple[str, ...]) -> Mapping[str, list[str] | list[float]]:
     lines = text_of(path, "timing.profile").splitlines()
     head = lines[0].split(",") if lines else []
     absent = [name for name in columns if name not in head]

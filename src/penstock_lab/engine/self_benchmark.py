@@ -32,8 +32,8 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
     quiet = msgspec.structs.replace(quiet, watermark=0.0)
     longest = min(quiet.max_model_len, quiet.capacity) - STEPS
     prefill = []
-    for tokens in _spread(max(1, longest // 512), max(1, min(longest, 4 * quiet.max_num_batched_tokens)), 16):
-        first, _ = _run(quiet, table, [tokens], 1)
+    for tokens in _spread_counts(max(1, longest // 512), max(1, min(longest, 4 * quiet.max_num_batched_tokens)), 16):
+        first, _ = _run_prompts(quiet, table, [tokens], 1)
         prefill.append({"tokens": tokens, "seconds": first / SECOND})
     decode = []
     for batch in sorted({1, max(1, quiet.max_num_seqs // 8), max(1, quiet.max_num_seqs // 2)}):
@@ -42,8 +42,8 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
         room -= (
             -(-room * batch // (quiet.max_num_batched_tokens - batch)) if quiet.max_num_batched_tokens > batch else room
         )
-        for context in _spread(max(1, room // 64), room, 8) if room > 0 else ():
-            _, window = _run(quiet, table, [context] * batch, STEPS)
+        for context in _spread_counts(max(1, room // 64), room, 8) if room > 0 else ():
+            _, window = _run_prompts(quiet, table, [context] * batch, STEPS)
             assert window is not None and window.decode_kv is not None and window.wall is not None
             per_pass = {"kv_tokens": window.decode_kv / window.passes, "seconds": window.wall / window.passes}
             decode.append({"batch": batch, **per_pass})
@@ -64,7 +64,7 @@ def perf_metrics(settings: SimSettings, table: Mapping[str, Any] | None = None) 
     }
 
 
-def _run(
+def _run_prompts(
     settings: SimSettings, table: Mapping[str, Any] | None, prompts: list[int], out: int
 ) -> tuple[Nanos, StepStats | None]:
     """Run prompts that arrive together; return when the last has its first token, and what the steps after it did.
@@ -95,7 +95,7 @@ def _run(
     return last, None
 
 
-def _spread(low: int, high: int, count: int) -> list[int]:
+def _spread_counts(low: int, high: int, count: int) -> list[int]:
     return sorted({int(value) for value in np.geomspace(low, max(low, high), count)})
 
 

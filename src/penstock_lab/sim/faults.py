@@ -70,17 +70,17 @@ class Faults:
         kind = body.get("kind") if isinstance(body, dict) else None
         if kind not in KINDS:
             raise ClientError(f"Unknown fault {kind!r}; there are {', '.join(KINDS)}.", param="kind")
-        count = int(_number(body, "count", 1))
+        count = int(_number_in_body(body, "count", 1))
         if kind == "none":
             self.__init__(0)  # type: ignore[misc]
         elif kind == "stall":
-            self.stall = _number(body, "seconds", 1)
+            self.stall = _number_in_body(body, "seconds", 1)
         elif kind == "error_rate":
-            self.error_rate = _number(body, "rate", 1)
+            self.error_rate = _number_in_body(body, "rate", 1)
         elif kind == "refuse":
-            self.refusals, self.refusal_status = count, int(_number(body, "status", 503))
+            self.refusals, self.refusal_status = count, int(_number_in_body(body, "status", 503))
         elif kind == "die_mid_stream":
-            self.broken_streams, self.broken_after = count, int(_number(body, "tokens", 1))
+            self.broken_streams, self.broken_after = count, int(_number_in_body(body, "tokens", 1))
         elif kind == "die":
             self.die = True
         elif kind in ("no_sleep", "no_wake"):
@@ -145,7 +145,7 @@ class FaultyPublisher(KvPublisher):
         return sequence
 
 
-def _number(body: JsonObject, name: str, default: float) -> float:
+def _number_in_body(body: JsonObject, name: str, default: float) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ClientError(f"{name} must be a number not below 0.", param=name)

@@ -87,7 +87,7 @@ class Generator:
         # The engine's own id also has our number: clients may send one id twice.
         choices = choices_of(ask, f"{id}#{number}", server.settings, server.text)
         if leg is not None:
-            _join(leg, choices[0])
+            _join_hand_off(leg, choices[0])
         if ask.media:
             encodes, held = server.role == "encode", server.embeddings.present(ask.media)
             for choice in choices:
@@ -180,7 +180,7 @@ class Generator:
         return response
 
 
-def _join(leg: TransferLeg, choice: ResponseChoice) -> None:
+def _join_hand_off(leg: TransferLeg, choice: ResponseChoice) -> None:
     """Let an answer take part in a hand-off; further answers to one request run without it, as in vLLM."""
     if leg.source is None:
         choice.submit = msgspec.structs.replace(choice.submit, hold=True)

@@ -8,10 +8,10 @@ _DEPTH_MAX = 16
 
 def least_json(schema: Any) -> str:
     """Return the smallest JSON text of a schema's shape, as far as the common keywords go."""
-    return json.dumps(_least(schema, schema, 0), ensure_ascii=True, separators=(",", ":"))
+    return json.dumps(_least_value(schema, schema, 0), ensure_ascii=True, separators=(",", ":"))
 
 
-def _least(schema: Any, root: Any, depth: int) -> Any:
+def _least_value(schema: Any, root: Any, depth: int) -> Any:
     if not isinstance(schema, dict) or depth > _DEPTH_MAX:
         return None if depth > _DEPTH_MAX else {}
     if "const" in schema:
@@ -22,10 +22,10 @@ def _least(schema: Any, root: Any, depth: int) -> Any:
         return schema["default"]
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _least(_resolve(reference, root), root, depth + 1)
+        return _least_value(_resolve(reference, root), root, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list) and schema[key]:
-            return _least(schema[key][0], root, depth + 1)
+            return _least_value(schema[key][0], root, depth + 1)
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = kind[0] if kind else None
@@ -35,10 +35,10 @@ def _least(schema: Any, root: Any, depth: int) -> Any:
             return {}
         wanted = schema.get("required")
         names = [n for n in wanted if n in properties] if isinstance(wanted, list) and wanted else list(properties)
-        return {name: _least(properties[name], root, depth + 1) for name in names}
+        return {name: _least_value(properties[name], root, depth + 1) for name in names}
     if kind == "array":
         count = schema.get("minItems", 0)
-        return [_least(schema.get("items", {}), root, depth + 1) for _ in range(min(int(count), 64))]
+        return [_least_value(schema.get("items", {}), root, depth + 1) for _ in range(min(int(count), 64))]
     if kind == "string":
         return "water" + "r" * min(4096, max(0, int(schema.get("minLength", 0)) - 5))
     if kind in ("integer", "number"):

@@ -114,7 +114,7 @@ class RequestReader:
         model = self.model(body)
         media: list[MediaSpan] = []
         prompts = self.chat_prompt(options, media) if kind == "chat" else self._prompts(body)
-        tool = _tool(options) if kind == "chat" else None
+        tool = _required_tool_call(options) if kind == "chat" else None
         request = GenerationRequest(
             **msgspec.structs.asdict(options),
             kind=kind,
@@ -123,7 +123,7 @@ class RequestReader:
             output_max=self._output_max(kind, options, max(map(len, prompts))),
             lora=model if model in self._adapters else None,
             media=media,
-            forced=tool[1] if tool is not None else _format(options),
+            forced=tool[1] if tool is not None else _text_of_format(options),
             tool=tool[0] if tool is not None else None,
         )
         request.echo = kind == "completion" and options.echo
@@ -166,11 +166,11 @@ class RequestReader:
             return self._fitting([self._text.encode(prompt)])
         if isinstance(prompt, list) and prompt:
             if all(type(token) is int for token in prompt):
-                return self._fitting([_tokens(prompt)])
+                return self._fitting([_checked_tokens(prompt)])
             if all(isinstance(part, str) for part in prompt):
                 return self._fitting([self._text.encode(part) for part in prompt])
             if all(isinstance(part, list) and all(type(t) is int for t in part) for part in prompt):
-                return self._fitting([_tokens(part) for part in prompt])
+                return self._fitting([_checked_tokens(part) for part in prompt])
         raise ClientError("prompt must be a text, token ids, or a list of either.", param="prompt")
 
     def _fitting(self, prompts: list[list[int]]) -> list[list[int]]:
@@ -221,14 +221,14 @@ def _with_images(
     return out, spans
 
 
-def _tokens(prompt: list[int]) -> list[int]:
+def _checked_tokens(prompt: list[int]) -> list[int]:
     wrong = next((token for token in prompt if not 0 <= token < 1 << 32), None)
     if wrong is not None:
         raise ClientError(f"Token id {wrong} is out of vocabulary.", param="prompt")
     return prompt
 
 
-def _tool(options: BodyOptions) -> tuple[str, str] | None:
+def _required_tool_call(options: BodyOptions) -> tuple[str, str] | None:
     """Return the name and arguments of the tool call that ``tool_choice`` requires."""
     choice = options.tool_choice
     tools = [tool for tool in options.tools if isinstance(tool, dict)]
@@ -248,7 +248,7 @@ def _tool(options: BodyOptions) -> tuple[str, str] | None:
     return str(function.get("name", "")), least_json(function.get("parameters") or {"type": "object"})
 
 
-def _format(options: BodyOptions) -> str | None:
+def _text_of_format(options: BodyOptions) -> str | None:
     """Return the text for the requested response format, or None for free text."""
     kind = options.response_format.get("type", "text")
     if kind == "json_object":

@@ -30,11 +30,11 @@ def media_in(messages: list[JsonObject]) -> list[tuple[str, int]]:
             if isinstance(part, dict) and "text" not in part:
                 own = part.get("uuid")
                 id = own if isinstance(own, str) else hashlib.sha256(repr(part).encode()).hexdigest()
-                found.append((id, _tokens(part)))
+                found.append((id, _tokens_of_part(part)))
     return found
 
 
-def _tokens(part: JsonObject) -> int:
+def _tokens_of_part(part: JsonObject) -> int:
     """Return how many tokens stand for a part; as many as usual where its size can't be read."""
     inner = part.get(str(part.get("type")))
     url = inner.get("url") if isinstance(inner, dict) else inner

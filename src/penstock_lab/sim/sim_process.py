@@ -35,13 +35,13 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(f"--cache: {error}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, secret=secret_of_env(os.environ), **options))
+            runner.run(_serve_until_signal(settings, secret=secret_of_env(os.environ), **options))
     except (ConfigError, OSError, ValueError) as error:
         return _refuse(str(error))
     return 0
 
 
-async def _serve(settings: SimSettings, *, grace: float, **options: Any) -> None:
+async def _serve_until_signal(settings: SimSettings, *, grace: float, **options: Any) -> None:
     from penstock_lab.sim.sim_server import start
 
     stopping = stop_event()

@@ -261,12 +261,12 @@ class SimServer:
         return await self.generator.serve(request, "tokens")
 
     async def _render(self, request: web.Request) -> web.Response:
-        body, kind = await read_json(request), _kind(request)
+        body, kind = await read_json(request), _route_kind(request)
         requests = sim_tokens.rendered(self.generator.reader, kind, body, request.headers.get("x-request-id", "r"))
         return _answer(requests[0] if kind == "chat" else requests)
 
     async def _derender(self, request: web.Request) -> web.Response:
-        return _answer(sim_tokens.derendered(self.text, _kind(request), await read_json(request), self.model))
+        return _answer(sim_tokens.derendered(self.text, _route_kind(request), await read_json(request), self.model))
 
     async def _kv_pull(self, request: web.Request) -> web.StreamResponse:
         return await self.live.exchange.serve(request, await read_json(request))
@@ -412,7 +412,7 @@ class SimServer:
         return _answer({"ok": True})
 
 
-def _kind(request: web.Request) -> Kind:
+def _route_kind(request: web.Request) -> Kind:
     return "chat" if request.match_info["kind"].startswith("chat") else "completion"
 
 

@@ -116,7 +116,7 @@ class EffectHandlers:
             routing.Closed: self._ended,
             routing.OperatorNote: self._noted,
             routing.ReplayWanted: self._replay_wanted,
-            engine.EngineStarted: _nothing,
+            engine.EngineStarted: _answer_nothing,
             engine.EngineFirstToken: self._first_token,
             engine.EngineFinished: self._finished,
             engine.EngineRejected: self._rejected,
@@ -463,5 +463,5 @@ def _attempt(key: str) -> int:
     return int(key.rpartition(".")[2])
 
 
-def _nothing(now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
+def _answer_nothing(now: Nanos, sender: str, effect: Effect) -> Iterable[Answer]:
     return ()

@@ -49,10 +49,10 @@ class FleetEffects:
             events.Withdraw: lambda now, effect: self._left(now, WorkerId(effect.worker), effect.reason),
             events.Stop: self._stop,
             events.RestartReported: self._restart_reported,
-            events.Forget: _nothing,
-            events.Crashed: _nothing,
-            events.DrainReported: _nothing,
-            events.DrainForgotten: _nothing,
+            events.Forget: _drop_effect,
+            events.Crashed: _drop_effect,
+            events.DrainReported: _drop_effect,
+            events.DrainForgotten: _drop_effect,
         }
         for kind, carrier in carriers.items():
             world.carry(kind, partial(_without_sender, carrier))
@@ -173,5 +173,5 @@ def _without_sender(
     return carrier(now, effect)
 
 
-def _nothing(now: Nanos, effect: Effect) -> Iterable[Answer]:
+def _drop_effect(now: Nanos, effect: Effect) -> Iterable[Answer]:
     return ()

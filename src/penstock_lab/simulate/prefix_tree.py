@@ -50,14 +50,14 @@ class PrefixTree:
         if request.adapter is not None:
             apart = self._adapters.setdefault(request.adapter, len(self._adapters) + 1) << 32
         if request.token_ids is not None:
-            return self._follow(_numbers(block_hashes(request.token_ids, size)), 1, -1 - apart, RUN_MAX)
+            return self._follow(_unsigned_numbers(block_hashes(request.token_ids, size)), 1, -1 - apart, RUN_MAX)
         if not request.hash_ids:
             if request.messages is not None:
                 raise ValueError("the prompt is text: only a tokenizer knows its tokens")
             return self._alone(request.isl // size)
         root = -1 - unit - apart  # traces of different block sizes share nothing
         if unit % size == 0 and unit // size <= RUN_MAX:
-            return self._follow(_numbers(request.hash_ids), unit // size, root, request.isl // size)
+            return self._follow(_unsigned_numbers(request.hash_ids), unit // size, root, request.isl // size)
         ids = request.hash_ids
         known_to = min(request.isl, len(ids) * unit)  # a record has no id for the last, partial block of its prompt
         # 64 bits of each block's ids are compared only with those of the block at the same place of another prompt.
@@ -110,7 +110,7 @@ class PrefixTree:
         return Chain(parts)
 
 
-def _numbers(ids: Sequence[int]) -> Units:
+def _unsigned_numbers(ids: Sequence[int]) -> Units:
     try:
         return array("Q", ids)
     except OverflowError:

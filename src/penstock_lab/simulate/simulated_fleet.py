@@ -119,7 +119,7 @@ class SimulatedFleet:
         engine = Engine(kind.sim, table=kind.table, cache=form, tiers=tiers)
         if not self.plan.router.hears_engines:
             engine.mute_kv_events()
-        card = _card(self.plan.model, worker, epoch, kind)
+        card = _engine_card(self.plan.model, worker, epoch, kind)
         # What the run begins with serves already.
         wait = 0 if first else nanos(kind.sim.wake_time) if woken else self._start_up(pool, kind)
         made = SimulatedWorker(card, pool, engine, life, serial, now + wait)
@@ -170,7 +170,7 @@ class SimulatedFleet:
         epoch = self._epochs[worker.id] = self._epochs[worker.id] + 1
         kind = msgspec.structs.replace(self.plan.pools[worker.pool], role=role)
         born = worker.card.incarnation
-        worker.card = msgspec.structs.replace(_card(self.plan.model, worker.id, epoch, kind), started_epoch=born)
+        worker.card = msgspec.structs.replace(_engine_card(self.plan.model, worker.id, epoch, kind), started_epoch=born)
         worker.state = "ready"
         return worker.card
 
@@ -202,7 +202,7 @@ class SimulatedFleet:
         return nanos(self._rng.lognormvariate(math.log(start_up.median), start_up.sigma))
 
 
-def _card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCard:
+def _engine_card(model: str, worker: WorkerId, epoch: int, pool: PoolPlan) -> WorkerCard:
     """Return the card of the live engine of these settings."""
     sim = pool.sim
     return WorkerCard(

@@ -11,7 +11,6 @@ from tests.doubles.kubernetes.api.api_server import make_certificate
 from tests.doubles.kubernetes.cluster_script import EVICT, LOST, NETWORK, SIGNAL, ClusterScript
 from tests.doubles.kubernetes.controllers.cluster_objects import ClusterObjects
 from tests.doubles.kubernetes.controllers.controller_loop import run_controllers
-from tests.doubles.kubernetes.kubelet.container_life import unverified
 from tests.doubles.kubernetes.kubelet.kubelet import Kubelet
 from tests.doubles.kubernetes.kubelet.pod_network import Backend, PodNetwork, ServiceProxy
 
@@ -45,8 +44,7 @@ class ClusterDouble:
         api = urlsplit(config.cluster.server)
         tls = await self._certificate(await self._publish())
         place = Backend(api.hostname or "127.0.0.1", api.port or 443)
-        api_tls = unverified() if api.scheme == "https" else None
-        self._proxy = ServiceProxy(self.objects, self._network.services, place, tls, api_tls)
+        self._proxy = ServiceProxy(self.objects, self._network.services, place, tls)
         kubelet = Kubelet(self.objects, self._script, self._folder, self._network, self._proxy)
         controllers = run_controllers(self.objects, self._script, [self._hand_out_certificate])
         self._tasks = [asyncio.create_task(each) for each in (controllers, kubelet.run())]
@@ -72,11 +70,10 @@ class ClusterDouble:
         """Evict a pod as its kubelet does when its node runs short: it fails with the reason Evicted."""
         await self.annotate("Pod", namespace, pod, EVICT, message)
 
-    async def send_signal(self, namespace: str, pod: str, signal: str, container: str | None = None) -> None:
-        """Send a signal ("KILL", "STOP") to a container, or to all of a pod."""
+    async def send_signal(self, namespace: str, pod: str, signal: str) -> None:
+        """Send a signal ("KILL", "STOP") to all containers of a pod."""
         self._signals += 1
-        text = f"{container}:{signal}" if container else signal
-        await self.annotate("Pod", namespace, pod, SIGNAL, f"{text}:{self._signals}")
+        await self.annotate("Pod", namespace, pod, SIGNAL, f"{signal}:{self._signals}")
 
     async def cut_network(self, namespace: str, pod: str, *, away: bool = True) -> None:
         """Take a pod's network away, or give it back."""

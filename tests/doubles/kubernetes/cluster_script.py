@@ -14,7 +14,7 @@ PREFIX = "testing.penstock.io"
 EVICT = f"{PREFIX}/evict"
 """Annotation of a pod: its kubelet evicts it, with this text as the message."""
 SIGNAL = f"{PREFIX}/signal"
-"""Annotation of a pod: its kubelet sends a signal, once for each value: "KILL", "engine:SEGV:2" (a second one)."""
+"""Annotation of a pod: its kubelet sends a signal, once for each value: "KILL", "KILL:2" (a second one)."""
 NETWORK = f"{PREFIX}/network"
 """Annotation of a pod: "cut" takes its network away until the annotation goes."""
 LOST = f"{PREFIX}/lost"
@@ -38,7 +38,6 @@ class ScriptedImage(msgspec.Struct, frozen=True):
 
     entrypoint: tuple[str, ...] = ()
     env: dict[str, str] = {}
-    pull_s: float = 0.0
     failures: int = 0
     """So many pulls fail before one succeeds; -1: none ever does."""
 
@@ -54,8 +53,6 @@ class ClusterScript(msgspec.Struct, frozen=True):
 
     nodes: tuple[ScriptedNode, ...] = (ScriptedNode("node-1"), ScriptedNode("node-2"))
     images: dict[str, ScriptedImage] = msgspec.field(default_factory=lambda: {"penstock": own_image()})
-    schedule_s: float = 0.0
-    """Seconds that pass before a pod gets a node."""
     speed: float = 1.0
     """Pauses of back-off and of lost nodes take so many times less than in a real cluster."""
 

@@ -11,7 +11,7 @@ from penstock.kernel.machine import SECOND
 from penstock.kernel.values import EngineLimits
 from penstock_lab.config.timing_files import load_timing
 from penstock_lab.engine.kv_capacity import with_blocks
-from penstock_lab.engine.self_benchmark import _run
+from penstock_lab.engine.self_benchmark import _run_prompts
 from penstock_lab.engine.settings import SimSettings, TimingSettings
 from penstock_lab.engine.timing.timing_model import TimingModel, timing_of
 from penstock_lab.profiler.measurement.engine_probe import PointKey, ProbeSample
@@ -73,8 +73,8 @@ class VirtualProbe:
             return self.timing.mixed(key.tokens, [(0, key.tokens)], kv, key.seqs) / SECOND, float(key.context)
         quiet = msgspec.structs.replace(self.settings, emit_decode_blocks=False)
         if key.kind == "prefill":
-            return _run(quiet, self.table, [key.tokens], 1)[0] / SECOND, None
-        _, window = _run(quiet, self.table, [key.context] * key.seqs, 8)
+            return _run_prompts(quiet, self.table, [key.tokens], 1)[0] / SECOND, None
+        _, window = _run_prompts(quiet, self.table, [key.context] * key.seqs, 8)
         assert window is not None and window.wall is not None
         assert window.decode_kv is not None and window.decode_seqs is not None
         return window.wall / window.passes, window.decode_kv / window.decode_seqs

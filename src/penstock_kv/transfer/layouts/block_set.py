@@ -99,12 +99,12 @@ def plan_descriptors(plan: CopyPlan, source: BlockSet, target: BlockSet) -> Desc
     """Return a plan's copies as descriptors of the regions of both sets."""
     lengths = plan.length.tolist()
     return DescriptorLists(
-        _descriptors(source.starts, plan.source_allocation.tolist(), plan.source_offset.tolist(), lengths),
-        _descriptors(target.starts, plan.target_allocation.tolist(), plan.target_offset.tolist(), lengths),
+        _descriptors_of_pieces(source.starts, plan.source_allocation.tolist(), plan.source_offset.tolist(), lengths),
+        _descriptors_of_pieces(target.starts, plan.target_allocation.tolist(), plan.target_offset.tolist(), lengths),
     )
 
 
-def _descriptors(
+def _descriptors_of_pieces(
     starts: Sequence[RegionStart], allocations: list[int], offsets: list[int], lengths: list[int]
 ) -> list[Descriptor]:
     return [

@@ -70,7 +70,7 @@ def copy_plan(
     Cost: O(blocks x layers x outer), times tokens where a run has more heads than are copied in order NHD, and times
     heads in order HND. Between the two orders every head of every token is a copy: correct, and slow.
     """
-    _check(source, source_blocks, target, target_blocks)
+    _check_layouts(source, source_blocks, target, target_blocks)
     shape = source.shape
     if heads is None:
         heads = range(max(source.heads.start, target.heads.start), min(source.heads.stop, target.heads.stop))
@@ -84,12 +84,12 @@ def copy_plan(
     tokens = np.arange(shape.page_tokens if by_token else 1)
     firsts = np.arange(heads.start, heads.stop if by_head else heads.start + 1)[: len(heads)]
     length = shape.head_bytes * (1 if by_token else shape.page_tokens) * (1 if by_head else len(heads))
-    source_place = _places(source, source_blocks, chosen, tokens, firsts)
-    target_place = _places(target, target_blocks, chosen, tokens, firsts)
-    return _joined(*source_place, *target_place, length)
+    source_place = _places_of_pieces(source, source_blocks, chosen, tokens, firsts)
+    target_place = _places_of_pieces(target, target_blocks, chosen, tokens, firsts)
+    return _join_pieces(*source_place, *target_place, length)
 
 
-def _check(
+def _check_layouts(
     source: BlockLayout, source_blocks: Sequence[int], target: BlockLayout, target_blocks: Sequence[int]
 ) -> None:
     if source.shape != target.shape:
@@ -107,7 +107,7 @@ def _check(
         raise TransferRefused(TransferStatus.INVALID, "a target block is named twice")
 
 
-def _places(
+def _places_of_pieces(
     layout: BlockLayout, blocks: Sequence[int], layers: Numbers, tokens: Numbers, heads: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Return allocation and offset of each piece; axes: block, layer, outer, token, head."""
@@ -127,7 +127,7 @@ def _places(
     return allocation.ravel(), offset.ravel()
 
 
-def _joined(
+def _join_pieces(
     source_allocation: Numbers, source_offset: Numbers, target_allocation: Numbers, target_offset: Numbers, length: int
 ) -> CopyPlan:
     """Join pieces that follow each other in both layouts: in the order of the targets these are neighbours."""

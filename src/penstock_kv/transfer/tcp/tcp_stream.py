@@ -133,7 +133,7 @@ class TcpStream:
         body = _encoder.encode(frame)
         code = b""
         if self._keys is not None:
-            code = _code(self._keys[0], self._sent, body)
+            code = _authentication_code(self._keys[0], self._sent, body)
             self._sent += 1
         self._send(_LENGTH.pack(len(body) + len(code)) + body + code)
 
@@ -194,7 +194,7 @@ class TcpStream:
         self._fill(data)
         if self._keys is not None:
             data, code = data[:-_CODE], data[-_CODE:]
-            if not hmac.compare_digest(code, _code(self._keys[1], self._received, data)):
+            if not hmac.compare_digest(code, _authentication_code(self._keys[1], self._received, data)):
                 raise StreamEnded("a frame has a wrong authentication code")
             self._received += 1
         try:
@@ -293,7 +293,7 @@ class _Keys:
         )
 
 
-def _code(key: bytes, number: int, body: bytes | memoryview) -> bytes:
+def _authentication_code(key: bytes, number: int, body: bytes | memoryview) -> bytes:
     mac = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=_CODE, key=key)
     mac.update(body)
     return mac.digest()

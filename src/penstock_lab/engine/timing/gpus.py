@@ -67,7 +67,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return (self.link_gb_per_s if gpus <= self.link_gpus else self.network_gb_per_s) * 1e9
 
 
-def _row(
+def _gpu_row(
     name: str, bf16: float, fp8: float | None, fp4: float | None, *rest: float, collective: float | None = None
 ) -> Gpu:
     bandwidth, memory, link, network, domain = rest
@@ -90,16 +90,16 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         # name, TFLOPS of bf16, fp8, fp4; memory TB/s, GiB; link GB/s, network GB/s, GPUs on the link
-        _row("a100", 312, None, None, 2.04, 80, 300, 25, 8),
-        _row("h100", 989, 1978, None, 3.35, 80, 450, 50, 8),
-        _row("h200", 989, 1978, None, 4.8, 141, 450, 50, 8),
-        _row("b200", 2250, 4500, 9000, 7.7, 180, 900, 100, 8),
-        _row("b300", 2250, 4500, 14000, 7.75, 268, 900, 100, 8),
-        _row("gb200", 2500, 5000, 10000, 8.0, 185, 900, 100, 72),
-        _row("gb300", 2500, 5000, 15000, 8.0, 277, 900, 100, 72),
-        _row("l40s", 362, 733, None, 0.864, 45, 32, 25, 8, collective=12),
-        _row("rtx4090", 165, 330, None, 1.008, 24, 32, 25, 8, collective=12),
-        _row("rtxpro6000", 468, 936, 1871, 1.79, 96, 64, 50, 8, collective=16),
+        _gpu_row("a100", 312, None, None, 2.04, 80, 300, 25, 8),
+        _gpu_row("h100", 989, 1978, None, 3.35, 80, 450, 50, 8),
+        _gpu_row("h200", 989, 1978, None, 4.8, 141, 450, 50, 8),
+        _gpu_row("b200", 2250, 4500, 9000, 7.7, 180, 900, 100, 8),
+        _gpu_row("b300", 2250, 4500, 14000, 7.75, 268, 900, 100, 8),
+        _gpu_row("gb200", 2500, 5000, 10000, 8.0, 185, 900, 100, 72),
+        _gpu_row("gb300", 2500, 5000, 15000, 8.0, 277, 900, 100, 72),
+        _gpu_row("l40s", 362, 733, None, 0.864, 45, 32, 25, 8, collective=12),
+        _gpu_row("rtx4090", 165, 330, None, 1.008, 24, 32, 25, 8, collective=12),
+        _gpu_row("rtxpro6000", 468, 936, 1871, 1.79, 96, 64, 50, 8, collective=16),
     )
 }
 """By name. Source: the makers' data sheets as aiconfigurator's system descriptions (Apache-2.0) carry them; the last

@@ -301,7 +301,7 @@ def repository_of(name: str) -> str:
     return found if weights is None and _KEYS.get(name.lower()) == found else f"{owner}/{name}"
 
 
-def _words(name: str, left_out: tuple[str, ...] = (), *, versions: bool = True) -> str:
+def _words_of_name(name: str, left_out: tuple[str, ...] = (), *, versions: bool = True) -> str:
     words = name.rsplit("/", 1)[-1].lower().replace("quantized.", "quantized-").split("-")
     kept = [word for word in words if word not in left_out and (versions or not _VERSION.fullmatch(word))]
     return "-".join(kept)
@@ -310,8 +310,8 @@ def _words(name: str, left_out: tuple[str, ...] = (), *, versions: bool = True) 
 def _weights(name: str) -> str | None:
     """Return the word of a name that says its data type, where that is none of the model's own name."""
     own = _repository_for(name)
-    words = [word for word in _words(name).split("-") if word in _WEIGHTS]
-    return words[-1] if words and own is not None and words[-1] not in _words(own).split("-") else None
+    words = [word for word in _words_of_name(name).split("-") if word in _WEIGHTS]
+    return words[-1] if words and own is not None and words[-1] not in _words_of_name(own).split("-") else None
 
 
 _LEFT_OUT = (
@@ -325,10 +325,10 @@ _LEFT_OUT = (
 _KEYS: dict[str, str] = {}
 for _left, _kept in _LEFT_OUT:
     for _repository in MODELS:
-        _KEYS.setdefault(_words(_repository, _left, versions=_kept), _repository)
+        _KEYS.setdefault(_words_of_name(_repository, _left, versions=_kept), _repository)
 
 
 def _repository_for(name: str) -> str | None:
     """Return the repository of a name."""
-    keys = (_words(name, left, versions=versions) for left, versions in _LEFT_OUT)
+    keys = (_words_of_name(name, left, versions=versions) for left, versions in _LEFT_OUT)
     return next((_KEYS[key] for key in keys if key in _KEYS), None)

@@ -244,7 +244,7 @@ def shape_of(config: Mapping[str, Any], name: str = "config.json") -> ModelShape
     types, mixers = WeightTypes(fields), layer_kinds(fields, kind, layers)
     attention = _attention(fields, kind, hidden, heads)
     routed = experts(fields, kind, hidden, mixers)
-    blocks = _blocks(fields, kind, hidden, mixers, attention, routed, types)
+    blocks = _blocks_of_model(fields, kind, hidden, mixers, attention, routed, types)
     vocabulary = fields.count("vocab_size")
     generates = _generates(fields, kind)
     linear = types.weights(blocks.all)
@@ -306,7 +306,7 @@ class _Blocks(msgspec.Struct, frozen=True, kw_only=True):
     activations: int
 
 
-def _blocks(
+def _blocks_of_model(
     fields: Fields, kind: str, hidden: int, mixers: list[str], attention: Attention, routed: Experts, types: WeightTypes
 ) -> _Blocks:
     layers = range(len(mixers))
@@ -325,7 +325,7 @@ def _blocks(
         all_blocks.append(Block(recurrent.params + norms, recurrent.modules, recurring))
     columns = fields.count("intermediate_size") if dense_at else 0
     if dense_at:
-        all_blocks.append(_dense(kind, hidden, columns, dense_at))
+        all_blocks.append(_dense_block(kind, hidden, columns, dense_at))
     if routed.layers:
         shared = "mlp.shared_expert" if "qwen" in kind else "mlp.shared_experts"
         modules = tuple(f"{shared}.{each}_proj" for each in ("gate", "up", "down")) if routed.shared else ("mlp.gate",)
@@ -348,7 +348,7 @@ def _blocks(
     )
 
 
-def _dense(kind: str, hidden: int, columns: int, layers: list[int]) -> Block:
+def _dense_block(kind: str, hidden: int, columns: int, layers: list[int]) -> Block:
     """Return an MLP of three matrices with a gate, or of two without one."""
     if kind == "nemotron_h":
         return Block(2 * hidden * columns + hidden, ("mixer.up_proj", "mixer.down_proj"), layers)

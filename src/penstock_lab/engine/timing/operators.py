@@ -73,14 +73,14 @@ class OperatorTiming:
             self._token = link.token * 1000 * MILLISECOND / settings.speed_up
         gpus = settings.tensor_parallel_size if shape is None else settings.gpus
         self._replicas = gpus // settings.tensor_parallel_size
-        self._dense = _Curve.of(_table(tables, "dense"), shape, scale)
-        self._outputs = _Curve.of(_table(tables, "per_sequence"), shape, scale)
-        self._attention = _Grid(_table(tables, "attention"), scale * (1 if shape is None else shape.layers))
-        self._skew = _Skew(_table(tables, "skew")) if "skew" in tables else None
+        self._dense = _Curve.of(_table_of(tables, "dense"), shape, scale)
+        self._outputs = _Curve.of(_table_of(tables, "per_sequence"), shape, scale)
+        self._attention = _Grid(_table_of(tables, "attention"), scale * (1 if shape is None else shape.layers))
+        self._skew = _Skew(_table_of(tables, "skew")) if "skew" in tables else None
         self.uneven = self._skew is not None
         self._experts = None
         if shape is not None and shape.moe_layers:
-            self._experts = _Curve.of_experts(_table(tables, "moe"), shape, scale * shape.moe_layers, self._replicas)
+            self._experts = _Curve.of_experts(_table_of(tables, "moe"), shape, scale * shape.moe_layers, self._replicas)
 
     def prefill(self, tokens: int) -> float:
         return self.mixed(tokens, [(0, tokens)], 0, 0) if tokens else 0.0
@@ -95,7 +95,7 @@ class OperatorTiming:
                 prompts += 1
             ranks = [(tokens, pairs, prompts)]
         else:
-            ranks = _spread(chunks, self._replicas)
+            ranks = _spread_ranks(chunks, self._replicas)
         own = -(-seqs // self._replicas)
         timed = [self._rank(*rank, kv / seqs if seqs else 0.0, own, longest) for rank in ranks]
         covered = all(inside for _, inside in timed) and self._covers_all(tokens + seqs)
@@ -156,7 +156,7 @@ class OperatorTiming:
         return self._fixed + self._token * tokens + experts
 
 
-def _spread(chunks: Iterable[tuple[int, int]], replicas: int) -> list[tuple[int, int, int]]:
+def _spread_ranks(chunks: Iterable[tuple[int, int]], replicas: int) -> list[tuple[int, int, int]]:
     """Return (tokens, pairs, prompts) of each rank: the largest prompts first, each to the rank with the fewest."""
     ranks = [(0, 0, 0)] * replicas
     for past, new in sorted(chunks, key=lambda chunk: -chunk[1]):
@@ -180,14 +180,14 @@ class _Curve:
         """Return the sum of all operators of a table, each as often as a pass of the model has it."""
         axis_name = next(name for name in table if name not in ("layer", "time_us"))
         names = np.asarray(table["layer"])
-        at, time = _numbers(table[axis_name], axis_name), _numbers(table["time_us"], "time_us")
+        at, time = _numbers_of(table[axis_name], axis_name), _numbers_of(table["time_us"], "time_us")
         # Up to where all operators were measured: beyond, one of them would stand still unnoticed.
         axis = np.unique(at[at <= min(at[names == name].max() for name in np.unique(names))])
         total = np.zeros(len(axis))
         for name in np.unique(names):
             mine = names == name
             order = np.argsort(at[mine])
-            total += _times(str(name), shape) * np.interp(axis, at[mine][order], time[mine][order])
+            total += _times_per_pass(str(name), shape) * np.interp(axis, at[mine][order], time[mine][order])
         return cls(axis, total * scale)
 
     @classmethod
@@ -198,13 +198,14 @@ class _Curve:
 
         With ``replicas`` a GPU has that share of the experts, and of the tokens' choices.
         """
-        at, touched = _numbers(table["tokens"], "tokens"), _numbers(table["activated_experts"], "activated_experts")
+        at = _numbers_of(table["tokens"], "tokens")
+        touched = _numbers_of(table["activated_experts"], "activated_experts")
         rows, columns = np.unique(at), np.unique(touched)
         grid = np.full((len(rows), len(columns)), np.nan)
         places = np.searchsorted(rows, at), np.searchsorted(columns, touched)
-        grid[places] = _numbers(table["time_us"], "time_us") * scale
+        grid[places] = _numbers_of(table["time_us"], "time_us") * scale
         for along, points, beyond in ((1, columns, False), (0, rows, False), (1, columns, True), (0, rows, True)):
-            grid = np.where(np.isnan(grid), _filled(grid, points, along, beyond=beyond), grid)
+            grid = np.where(np.isnan(grid), _fill_grid(grid, points, along, beyond=beyond), grid)
         # Between two rows the number of experts bends: every small batch has a point of its own.
         axis = np.unique(np.append(rows * replicas, np.arange(rows[0], min(rows[-1] * replicas, 256.0) + 1)))
         touched_of = [experts_touched(shape.experts, shape.experts_per_token, int(tokens)) for tokens in axis]
@@ -238,7 +239,7 @@ class _Skew:
     """Bounds of the groups by the longest sequence, those of LLMServingSim's own fit."""
 
     def __init__(self, table: Mapping[str, Sequence[Any]]) -> None:
-        read = {name: _numbers(table[name], name) for name in COLUMNS["skew"]}
+        read = {name: _numbers_of(table[name], name) for name in COLUMNS["skew"]}
         self._seqs, self._tokens = np.unique(read["n"]), np.unique(read["pc"])
         uneven = np.rint((1.0 - read["kv_mean"] / np.maximum(read["kv_big"], 1.0)) * 5.0).astype(np.int64).clip(1, 4)
         shape = (len(self._tokens), len(self._LONGEST) + 1, len(self._seqs), len(self._UNEVEN))
@@ -271,8 +272,8 @@ class _Grid:
 
     def __init__(self, table: Mapping[str, Sequence[Any]], scale: float) -> None:
         names = COLUMNS["attention"]
-        columns = [_numbers(table[name], name) for name in names[:4]]
-        time = _numbers(table["time_us"], "time_us") * scale
+        columns = [_numbers_of(table[name], name) for name in names[:4]]
+        time = _numbers_of(table["time_us"], "time_us") * scale
         self._axes = [np.unique(np.append(column, 0.0)) for column in columns]
         self._points: list[list[float]] = [axis.tolist() for axis in self._axes]
         if any(len(axis) < 2 for axis in self._axes):
@@ -285,11 +286,11 @@ class _Grid:
         grid[0] = grid[0, :1]
         grid[0, :, 0, :] = 0.0
         for axis in (3, 2, 1, 0):
-            inside = _filled(grid, self._axes[axis], axis, beyond=False)
+            inside = _fill_grid(grid, self._axes[axis], axis, beyond=False)
             grid = np.where(np.isnan(grid), inside, grid)
         self._measured = ~np.isnan(grid)
         for axis in (3, 1, 2, 0):
-            grid = np.where(np.isnan(grid), _filled(grid, self._axes[axis], axis, beyond=True), grid)
+            grid = np.where(np.isnan(grid), _fill_grid(grid, self._axes[axis], axis, beyond=True), grid)
         if np.isnan(grid).any():
             raise ConfigError("attention.csv leaves cells that no line reaches", hint="profile a whole grid")
         self._grid = grid
@@ -325,7 +326,7 @@ class _Grid:
         return low, (value - points[low]) / (points[low + 1] - points[low])
 
 
-def _times(name: str, shape: ModelShape | None) -> int:
+def _times_per_pass(name: str, shape: ModelShape | None) -> int:
     """Return how often a pass has an operator."""
     if shape is None or name in ONCE:
         return 1
@@ -338,8 +339,8 @@ def _operators(tables: Mapping[str, Any], shape: ModelShape | None) -> int:
     """Return how many operators a pass has, one after another; 0 where the tables have whole passes."""
     if shape is None:
         return 0
-    named = {str(name) for table in ("dense", "per_sequence") for name in _table(tables, table)["layer"]}
-    return sum(_times(name, shape) for name in named) + shape.layers + shape.moe_layers
+    named = {str(name) for table in ("dense", "per_sequence") for name in _table_of(tables, table)["layer"]}
+    return sum(_times_per_pass(name, shape) for name in named) + shape.layers + shape.moe_layers
 
 
 def _level(line: Array, points: Array) -> Array:
@@ -348,7 +349,7 @@ def _level(line: Array, points: Array) -> Array:
     return np.interp(points, points[known], line[known]) if known.any() else line
 
 
-def _filled(grid: Array, points: Array, axis: int, *, beyond: bool) -> Array:
+def _fill_grid(grid: Array, points: Array, axis: int, *, beyond: bool) -> Array:
     """Return the grid with each line along an axis interpolated, and where ``beyond`` also carried on at both ends."""
     lines = np.moveaxis(grid, axis, -1).copy()
     flat = lines.reshape(-1, len(points))
@@ -366,7 +367,7 @@ def _filled(grid: Array, points: Array, axis: int, *, beyond: bool) -> Array:
     return np.moveaxis(flat.reshape(lines.shape), -1, axis)
 
 
-def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Sequence[Any]]:
+def _table_of(tables: Mapping[str, Any], name: str) -> Mapping[str, Sequence[Any]]:
     table = tables.get(name)
     if table is None:
         raise ConfigError(f"the profile lacks {name}.csv", hint=f"it needs {', '.join(COLUMNS)}")
@@ -381,7 +382,7 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Sequence[Any]]:
     return columns
 
 
-def _numbers(values: Sequence[Any], name: str) -> Array:
+def _numbers_of(values: Sequence[Any], name: str) -> Array:
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except ValueError as error:

@@ -250,7 +250,7 @@ class TableTiming:
             return 0.0
         self.lookups += 1
         self.extrapolated += not self._isl[0] <= tokens <= self._isl[-1]
-        low, share = _place(self._isl, np.array([float(tokens)]))
+        low, share = _place_on_axis(self._isl, np.array([float(tokens)]))
         value = self._prefill[low] * (1.0 - share) + self._prefill[low + 1] * share
         return max(0.0, float(value[0]))
 
@@ -274,8 +274,8 @@ class TableTiming:
         inside = (self._kv[0] <= read) & (read <= self._kv[-1])
         inside &= (self._second[0] <= second) & (second <= self._second[-1])
         self.extrapolated += len(kv) - int(np.count_nonzero(inside))
-        i, u = _place(self._kv, read)
-        j, v = _place(self._second, second)
+        i, u = _place_on_axis(self._kv, read)
+        j, v = _place_on_axis(self._second, second)
         grid = self._itl
         near = grid[i, j] * (1.0 - v) + grid[i, j + 1] * v
         far = grid[i + 1, j] * (1.0 - v) + grid[i + 1, j + 1] * v
@@ -291,7 +291,7 @@ def _axis(name: str, values: Array) -> Array:
     return values
 
 
-def _place(axis: Array, values: Array) -> tuple[npt.NDArray[np.int64], Array]:
+def _place_on_axis(axis: Array, values: Array) -> tuple[npt.NDArray[np.int64], Array]:
     """Return, per value, the interval that it lies in (the outermost where it lies beyond) and its share of it."""
     low: npt.NDArray[np.int64] = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, len(axis) - 2)
     return low, (values - axis[low]) / (axis[low + 1] - axis[low])

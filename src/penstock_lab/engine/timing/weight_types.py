@@ -89,7 +89,7 @@ class WeightTypes:
     """
 
     def __init__(self, fields: Fields) -> None:
-        self.plain: Dtype = _plain(fields)
+        self.plain: Dtype = _unquantized_dtype(fields)
         self.kv: Dtype = self.plain
         self.columns = 1
         """Columns of a matrix that share a scale: no GPU may have a part of them."""
@@ -105,9 +105,9 @@ class WeightTypes:
         dynamic = given.get("dynamic")
         excepted = [str(each) for key in _EXCEPT for each in given.get(key) or ()]
         excepted += [f"re:{each[2:]}" for each in dynamic or () if each.startswith("-:")]  # of GPTQModel
-        self._rules = [(_ModuleNames(excepted), self.plain), *_rules(fields, given)]
+        self._rules = [(_ModuleNames(excepted), self.plain), *_quantization_rules(fields, given)]
         self.kv = _cache(fields, given) or self.plain
-        self.columns = _columns(given)
+        self.columns = _columns_per_scale(given)
 
     def of(self, module: str, layer: int) -> Dtype:
         """Return the data type of a module of a layer."""
@@ -171,14 +171,14 @@ class _All(_ModuleNames):
 _EXPERTS = ("*.experts", "*.experts.*")
 
 
-def _plain(fields: Fields) -> Dtype:
+def _unquantized_dtype(fields: Fields) -> Dtype:
     value = fields.config.get("torch_dtype") or fields.config.get("dtype") or "bfloat16"
     if value not in PLAIN:
         raise fields.error("torch_dtype", f"is {value!r}", f"known are {', '.join(PLAIN)}")
     return PLAIN[value]
 
 
-def _rules(fields: Fields, given: Mapping[str, Any]) -> list[tuple[_ModuleNames, Dtype]]:
+def _quantization_rules(fields: Fields, given: Mapping[str, Any]) -> list[tuple[_ModuleNames, Dtype]]:
     """Return what a quantisation does to which modules."""
     method = str(given.get("quant_method", "")).lower()
     method = method.removesuffix("_marlin").removeprefix("gpt_oss_")
@@ -243,7 +243,7 @@ def _compressed(fields: Fields, given: Mapping[str, Any]) -> list[tuple[_ModuleN
     return rules
 
 
-def _columns(given: Mapping[str, Any]) -> int:
+def _columns_per_scale(given: Mapping[str, Any]) -> int:
     """Return the columns that share a scale: of a block of FP8, or a group of int4."""
     block = given.get("weight_block_size")
     if isinstance(block, list | tuple) and block:

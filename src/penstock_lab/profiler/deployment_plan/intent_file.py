@@ -190,12 +190,12 @@ def _of_ours(path: Path, document: IntentDocument) -> Intent:
         prices=document.hardware.prices,
         max_gpus=document.hardware.max_gpus,
         slo=Slo(
-            ttft=_number(path, "slo.ttft", document.slo.ttft, "s"),
-            itl=None if document.slo.itl is None else _number(path, "slo.itl", document.slo.itl, "s"),
+            ttft=_parse_field(path, "slo.ttft", document.slo.ttft, "s"),
+            itl=None if document.slo.itl is None else _parse_field(path, "slo.itl", document.slo.itl, "s"),
         ),
-        attainment=_number(path, "slo.attainment", document.slo.attainment, "ratio"),
+        attainment=_parse_field(path, "slo.attainment", document.slo.attainment, "ratio"),
         trace=work.trace,
-        rate=None if work.rate is None else _number(path, "workload.rate", work.rate, "1/s"),
+        rate=None if work.rate is None else _parse_field(path, "workload.rate", work.rate, "1/s"),
         prompt=None if work.prompt is None else str(work.prompt),
         answer=None if work.answer is None else str(work.answer),
         requests=work.requests,
@@ -219,11 +219,13 @@ def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
     if work.concurrency is not None and work.rate is not None:
         raise ConfigError(f"{path}: spec.workload has concurrency and requestRate", hint="leave one of them out")
     notes = [
-        f"{name} of the request changes nothing here" for name in DGDR_IGNORED if _at(data["spec"], name) is not None
+        f"{name} of the request changes nothing here"
+        for name in DGDR_IGNORED
+        if _field_at(data["spec"], name) is not None
     ]
     ttft, itl = sla.ttft / 1e3, sla.itl / 1e3
     if sla.e2e_latency is not None:
-        if _at(data["spec"], "sla.ttft") is not None or _at(data["spec"], "sla.itl") is not None:
+        if _field_at(data["spec"], "sla.ttft") is not None or _field_at(data["spec"], "sla.itl") is not None:
             raise ConfigError(f"{path}: spec.sla has e2eLatency and ttft or itl", hint="leave one of them out")
         whole = sla.e2e_latency / 1e3
         ttft, itl = FIRST_TOKEN_SHARE * whole, (1.0 - FIRST_TOKEN_SHARE) * whole / work.answer
@@ -254,14 +256,14 @@ def _of_dynamo(path: Path, data: Mapping[str, Any]) -> Intent:
     )
 
 
-def _at(data: Any, dotted: str) -> object:
+def _field_at(data: Any, dotted: str) -> object:
     for name in dotted.split("."):
         data = data.get(name) if isinstance(data, Mapping) else None
     value: object = data
     return value
 
 
-def _number(path: Path, field: str, value: Quantity, unit: Unit) -> float:
+def _parse_field(path: Path, field: str, value: Quantity, unit: Unit) -> float:
     if isinstance(value, int | float):
         return float(value)
     try:

@@ -222,7 +222,7 @@ def _by_envelope(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     return StudyFinding(
         "6: over 10 billion parameters a split is above co-located engines, the envelope of both kinds, in the middle",
         kept,
-        _join(texts),
+        _join_texts(texts),
     )
 
 
@@ -237,7 +237,7 @@ def _by_size(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     if dense and len(dense) < len(sized):
         kept = kept and all(gain > dense[0] for _, gain, model in sized if _has_experts(spaces, model))
     texts = [f"{model} {gain:.2f}" for _, gain, model in sized]
-    return StudyFinding("7: the gain grows with the model", kept, _join(texts))
+    return StudyFinding("7: the gain grows with the model", kept, _join_texts(texts))
 
 
 def _has_experts(spaces: Sequence[DesignSpace], model: str) -> bool:
@@ -253,7 +253,7 @@ def _by_traffic(spaces: dict[tuple[str, str], DesignSpace], models: Sequence[str
         return None
     kept = all(one > two > three and three < ALMOST_NONE for _, (one, two, three) in rows)
     texts = [f"{model} {one:.2f} > {two:.2f} > {three:.2f}" for model, (one, two, three) in rows]
-    return StudyFinding(f"8: {' > '.join(order)}, the last almost none", kept, _join(texts))
+    return StudyFinding(f"8: {' > '.join(order)}, the last almost none", kept, _join_texts(texts))
 
 
 def _by_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
@@ -267,7 +267,7 @@ def _by_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
     kept = all(one > other for _, one, other in ends) and max(slow) > 1.5 * min(slow)
     texts = [f"{model} {one:.2f} to {other:.2f}" for model, one, other in ends]
     return StudyFinding(
-        f"9: the best ratio moves with the model, and falls from {SLOWEST:g} tokens/s on", kept, _join(texts)
+        f"9: the best ratio moves with the model, and falls from {SLOWEST:g} tokens/s on", kept, _join_texts(texts)
     )
 
 
@@ -287,7 +287,7 @@ def _fixed_ratio(spaces: Sequence[DesignSpace]) -> StudyFinding | None:
         kept = kept and max(relaxed_elsewhere, tight_elsewhere) < LOST < min(relaxed_there, tight_there)
         texts.append(f"{space.case.model} {relaxed_elsewhere:.0%} and {tight_elsewhere:.0%}")
     return StudyFinding(
-        "10: a fixed ratio loses at the end that it was not made for; it gives there", kept, _join(texts)
+        "10: a fixed ratio loses at the end that it was not made for; it gives there", kept, _join_texts(texts)
     )
 
 
@@ -317,5 +317,5 @@ def _fast_at(space: DesignSpace) -> float:
     return float(at[len(at) * 7 // 8]) if len(at) else SLOWEST
 
 
-def _join(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     return "; ".join(texts)

@@ -155,10 +155,10 @@ def print_tables(outcome: TuningOutcome, out: Path) -> None:
     """Print the front and the proposal, for people."""
     searched, holdout = outcome.requests
     title = f"{_tried_text(outcome)}; searched on {counted(searched, 'request')}, held out {holdout:,}"
-    print_outcome(title, HEAD, _front_cells(outcome), _sentences(outcome, out), words=(0, len(HEAD) - 1))
+    print_outcome(title, HEAD, _front_cells(outcome), _sentences_of_tuning(outcome, out), words=(0, len(HEAD) - 1))
 
 
-def _sentences(outcome: TuningOutcome, out: Path) -> Iterator[str]:
+def _sentences_of_tuning(outcome: TuningOutcome, out: Path) -> Iterator[str]:
     yield from (f"note: {note}" for note in outcome.notes)
     yield outcome.verdict
     if outcome.chosen.changes:

@@ -117,10 +117,10 @@ def print_table(outcome: BenchOutcome) -> None:
         for name, one in spreads.items()
     ]
     title = f"{counted(summary.submitted, 'request')} to {outcome.model}"
-    print_outcome(title, ("milliseconds", *POINTS), rows, _sentences(outcome))
+    print_outcome(title, ("milliseconds", *POINTS), rows, _sentences_of_bench(outcome))
 
 
-def _sentences(outcome: BenchOutcome) -> Iterator[str]:
+def _sentences_of_bench(outcome: BenchOutcome) -> Iterator[str]:
     summary = outcome.summary
     slo = " and ".join(
         f"{name} <= {limit * 1e3:g} ms"

@@ -105,10 +105,10 @@ def print_table(outcomes: Sequence[SimulationOutcome]) -> None:
     """Print the outcomes side by side, for people."""
     title = f"{counted(outcomes[0].summary.submitted, 'request')}, {outcomes[0].simulated:,.0f} s of service"
     rows = [(fact.label, *fact.cells) for fact in compared(outcomes)]
-    print_outcome(title, ["", *(outcome.name for outcome in outcomes)], rows, _sentences(outcomes))
+    print_outcome(title, ["", *(outcome.name for outcome in outcomes)], rows, _sentences_of_variants(outcomes))
 
 
-def _sentences(outcomes: Sequence[SimulationOutcome]) -> Iterator[str]:
+def _sentences_of_variants(outcomes: Sequence[SimulationOutcome]) -> Iterator[str]:
     for outcome in outcomes:
         speed = times_of(outcome.simulated / outcome.wall if outcome.wall else 0.0)
         yield f"{outcome.name}: {outcome.wall:.1f} s of computing ({speed} real time), {place_of(outcome.run)}"

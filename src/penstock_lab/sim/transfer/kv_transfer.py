@@ -141,7 +141,7 @@ class KvTransferServer:
 
     async def serve(self, request: web.Request, body: JsonObject) -> web.StreamResponse:
         """Answer ``/kv_pull``."""
-        key, tokens = _key(body), body.get("tokens")
+        key, tokens = _key_of_request(body), body.get("tokens")
         if type(tokens) is not int or tokens < 0:
             raise ClientError("tokens must be a whole number, 0 or more.", param="tokens")
         offer = await self._offered(key, body.get("waits") is True)
@@ -159,7 +159,7 @@ class KvTransferServer:
 
     def give_up(self, body: JsonObject) -> None:
         """Answer ``/kv_release``: no engine will pull this KV."""
-        key = _key(body)
+        key = _key_of_request(body)
         offer = self._offers.get(key)
         if offer is None:
             if body.get("waits") is True:
@@ -257,7 +257,7 @@ class _KvLost(Exception):
     """The holder does not have the KV."""
 
 
-def _key(body: JsonObject) -> str:
+def _key_of_request(body: JsonObject) -> str:
     key = body.get("request_id")
     if not isinstance(key, str):
         raise ClientError("request_id must be a text.", param="request_id")

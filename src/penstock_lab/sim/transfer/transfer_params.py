@@ -60,7 +60,7 @@ def leg_of(body: Mapping[str, Any], role: Role, given: str | None) -> TransferLe
     if params and params.get("do_remote_decode"):
         return TransferLeg(key=None if given is None else f"request:{given}")
     if params and params.get("do_remote_prefill"):
-        source = _source(params, given)
+        source = _kv_source(params, given)
         return None if source is None else TransferLeg(source=source)
     room = body.get("bootstrap_room")
     if room is None or role in ("aggregated", "encode"):
@@ -118,7 +118,7 @@ def answer_of(key: str, tokens: int, blocks: int, engine: str, host: str, port: 
     }
 
 
-def _source(params: Mapping[str, Any], given: str | None) -> KvSource | None:
+def _kv_source(params: Mapping[str, Any], given: str | None) -> KvSource | None:
     host, port, key = params.get("remote_host"), _port(params.get("remote_port")), params.get("remote_request_id")
     if not isinstance(host, str) or port is None:
         return None  # as vLLM: incomplete parameters are no hand-off, and the prompt is computed here

@@ -124,7 +124,7 @@ class SimulatedTiers:
         self._answered = 0
         before = start * self.settings.block_tokens
         keys = keys_of(chain[start:end])
-        self._post(now, BlocksAsked(query=self._serial, keys=keys, tokens_before=before, hints=_hints(submit)))
+        self._post(now, BlocksAsked(query=self._serial, keys=keys, tokens_before=before, hints=_hints_of(submit)))
         return self._answered
 
     def load(self, submit: SubmitRequest, chain: Sequence[int], start: int, end: int, now: Nanos) -> None:
@@ -134,7 +134,7 @@ class SimulatedTiers:
         origins = [self._origin(key) for key in keys]
         self._jobs[self._serial] = (submit.id, {tier: origins.count(tier) for tier in dict.fromkeys(origins)})
         rows = list(range(len(keys)))
-        self._post(now, BlocksWanted(job=self._serial, keys=keys, rows=rows, hints=_hints(submit)))
+        self._post(now, BlocksWanted(job=self._serial, keys=keys, rows=rows, hints=_hints_of(submit)))
 
     def cancel(self, id: str, now: Nanos) -> None:
         """Nobody waits for what a request loads."""
@@ -148,7 +148,7 @@ class SimulatedTiers:
         keys = keys_of(chain[start:end])
         parent = keys_of(chain[start - 1 : start])[0] if start else None
         rows = list(range(len(keys)))
-        self._post(now, BlocksOffered(job=self._serial, keys=keys, rows=rows, parent=parent, hints=_hints(submit)))
+        self._post(now, BlocksOffered(job=self._serial, keys=keys, rows=rows, parent=parent, hints=_hints_of(submit)))
 
     def use(self, chain: Sequence[int], end: int, now: Nanos) -> None:
         """The engine found ``chain[:end]`` in its own cache."""
@@ -347,7 +347,7 @@ def names_of(keys: Sequence[BlockKey]) -> list[int]:
     return [int.from_bytes(key[PREFIX:], "big") for key in keys]
 
 
-def _hints(submit: SubmitRequest) -> BlockHints:
+def _hints_of(submit: SubmitRequest) -> BlockHints:
     if not submit.pin and not submit.keep:
         return _NO_HINTS
     return BlockHints(priority=submit.keep, pin=submit.pin)

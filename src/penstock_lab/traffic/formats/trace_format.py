@@ -109,7 +109,7 @@ def reader(
         unread = iter(lines)
         head = list(itertools.islice(unread, HEAD))
         lines = itertools.chain(head, unread)
-        format_name = _named(head) if columns else guess(head, name)
+        format_name = _format_of_head(head) if columns else guess(head, name)
     trace: TraceRequests
     if format_name == "mooncake":
         size = block_size or TRACE_BLOCK
@@ -196,7 +196,7 @@ def _plain_format_of(line: str | bytes) -> Format | None:
     return "csv" if plain_table("csv", _header_names(line), {}) is not None else None
 
 
-def _named(head: list[str | bytes]) -> Format:
+def _format_of_head(head: list[str | bytes]) -> Format:
     first = next((line for line in head if line.strip()), "")
     return "csv" if _object_or_none(first) is None else "jsonl"
 

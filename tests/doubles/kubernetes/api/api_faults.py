@@ -1,4 +1,4 @@
-"""Faults of the API server on demand: slow or refused answers, dropped watches, stale lists, outages, a wrong clock."""
+"""Faults of the API server on demand: refused and lost answers, dropped watches, stale lists, outages, a wrong time."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -6,35 +6,28 @@ from typing import Literal
 import msgspec
 
 from tests.doubles.kubernetes.api.api_requests import ApiPath
-from tests.doubles.kubernetes.objects.api_failures import ApiFailure, conflict, too_many_requests, unauthorized
+from tests.doubles.kubernetes.objects.api_failures import ApiFailure, too_many_requests, unauthorized
 
 FaultKind = Literal[
-    "latency",
-    "conflict",
     "too-many-requests",
     "error",
     "unauthorized",
     "lost-answer",
-    "hang",
     "drop-watch",
     "stale-list",
     "clock-skew",
     "refuse",
     "forget-history",
-    "expire-tokens",
 ]
-WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 
 class ApiFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault, and which requests it meets; a list that is empty meets all.
 
-    ``latency`` waits `seconds` before the answer; ``hang`` never answers, and breaks the connection after `seconds`.
-    ``conflict``, ``too-many-requests`` (Retry-After `seconds`), ``error`` and ``unauthorized`` answer in the place of
-    the server. ``lost-answer`` carries a request out and breaks the connection. ``stale-list`` answers lists with what
-    there was when the fault began. ``drop-watch`` ends open watches. ``clock-skew`` moves the server's clock.
-    At once: ``refuse`` closes the port and all connections for `seconds`, ``forget-history`` makes watches and lists
-    at old versions 410, ``expire-tokens`` makes tokens of service accounts invalid.
+    ``too-many-requests`` (Retry-After `seconds`), ``error`` and ``unauthorized`` answer in the place of the server.
+    ``lost-answer`` carries a request out and breaks the connection. ``stale-list`` answers lists with what there was
+    when the fault began. ``drop-watch`` ends open watches. ``clock-skew`` moves the server's clock. At once: ``refuse``
+    closes the port and all connections for `seconds`, ``forget-history`` makes watches and lists at old versions 410.
     """
 
     kind: FaultKind
@@ -81,18 +74,14 @@ class ApiFaults:
         if fault.kind == "clock-skew":
             self.skew_s = fault.seconds
             return
-        if fault.kind not in ("refuse", "forget-history", "expire-tokens"):
+        if fault.kind not in ("refuse", "forget-history"):
             self._active.append(_ActiveFault(fault, self._version()))
         self._act(fault)
 
     def clear(self) -> None:
-        """End all faults; requests that hang are dropped at the end of their seconds."""
+        """End all faults."""
         self._active.clear()
         self.skew_s = 0.0
-
-    def active(self) -> list[ApiFault]:
-        """Return the faults that still meet requests."""
-        return [each.fault for each in self._active if each.left != 0]
 
     def take(self, kind: FaultKind, verb: str, path: ApiPath) -> ApiFault | None:
         """Return a fault of a kind that meets a request, and count it."""
@@ -109,13 +98,9 @@ class ApiFaults:
         if self.take("unauthorized", verb, path):
             return unauthorized()
         if fault := self.take("too-many-requests", verb, path):
-            text = "the server has received too many requests and has asked us to try again later"
-            return too_many_requests(text, max(1, int(fault.seconds)))
+            return too_many_requests(max(1, int(fault.seconds)))
         if self.take("error", verb, path):
             return ApiFailure(500, "InternalError", "Internal error occurred: a fault that a test asked for")
-        if verb in WRITES and self.take("conflict", verb, path):
-            resource = f"{path.plural}.{path.group}" if path.group else path.plural
-            return conflict(resource, path.name)
         return None
 
     def _take(self, kind: FaultKind, verb: str, path: ApiPath) -> _ActiveFault | None:

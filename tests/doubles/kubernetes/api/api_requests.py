@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.kernel.values import JsonObject
-from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, unsupported_media_type
+from tests.doubles.kubernetes.objects.api_failures import bad_request, unsupported_media_type
 from tests.doubles.kubernetes.objects.api_store import Predicate, field_predicate, label_predicate
 
 MAGIC = b"k8s\x00"
@@ -23,39 +23,9 @@ MESSAGES = {
     "ConfigMap": "metadata:ObjectMeta=1 data:map=2 binaryData:bytemap=3 immutable:bool=4",
     "Secret": "metadata:ObjectMeta=1 data:bytemap=2 type=3 stringData:map=4 immutable:bool=5",
     "ServiceAccount": "metadata:ObjectMeta=1",
-    "Role": "metadata:ObjectMeta=1 rules:*PolicyRule=2",
-    "ClusterRole": "metadata:ObjectMeta=1 rules:*PolicyRule=2",
-    "PolicyRule": "verbs:*str=1 apiGroups:*str=2 resources:*str=3 resourceNames:*str=4 nonResourceURLs:*str=5",
-    "RoleBinding": "metadata:ObjectMeta=1 subjects:*Subject=2 roleRef:RoleRef=3",
-    "ClusterRoleBinding": "metadata:ObjectMeta=1 subjects:*Subject=2 roleRef:RoleRef=3",
-    "Subject": "kind=1 apiGroup=2 name=3 namespace=4",
-    "RoleRef": "apiGroup=1 kind=2 name=3",
-    "SelfSubjectAccessReview": "metadata:ObjectMeta=1 spec:AccessSpec=2",
-    "AccessSpec": "resourceAttributes:ResourceAttributes=1 nonResourceAttributes:NonResourceAttributes=2",
-    "ResourceAttributes": "namespace=1 verb=2 group=3 version=4 resource=5 subresource=6 name=7",
-    "NonResourceAttributes": "path=1 verb=2",
-    "SelfSubjectRulesReview": "metadata:ObjectMeta=1 spec:RulesSpec=2",
-    "RulesSpec": "namespace=1",
-    "SelfSubjectReview": "metadata:ObjectMeta=1",
     "TokenRequest": "metadata:ObjectMeta=1 spec:TokenSpec=2",
     "TokenSpec": "audiences:*str=1 expirationSeconds:int=4",
-    "Eviction": "metadata:ObjectMeta=1 deleteOptions:DeleteOptions=2",
     "DeleteOptions": "gracePeriodSeconds:int=1 orphanDependents:bool=3 propagationPolicy=4 dryRun:*str=5",
-    "PodDisruptionBudget": "metadata:ObjectMeta=1 spec:BudgetSpec=2",
-    "BudgetSpec": "minAvailable:IntOrString=1 selector:LabelSelector=2 maxUnavailable:IntOrString=3",
-    "HorizontalPodAutoscaler": "metadata:ObjectMeta=1 spec:AutoscalerSpec=2",
-    "AutoscalerSpec": "scaleTargetRef:ScaleTarget=1 minReplicas:int=2 maxReplicas:int=3",
-    "ScaleTarget": "kind=1 name=2 apiVersion=3",
-    "LabelSelector": "matchLabels:map=1",
-    "IntOrString": "type:int=1 intVal:int=2 strVal=3",
-    "Deployment": "metadata:ObjectMeta=1 spec:DeploymentSpec=2",
-    "DeploymentSpec": "replicas:int=1 selector:LabelSelector=2 template:PodTemplate=3",
-    "Job": "metadata:ObjectMeta=1 spec:JobSpec=2",
-    "JobSpec": "template:PodTemplate=6",
-    "PodTemplate": "metadata:ObjectMeta=1 spec:PodSpec=2",
-    "PodSpec": "containers:*Container=2 restartPolicy=3",
-    "Container": "name=1 image=2 command:*str=3 args:*str=4 ports:*ContainerPort=6",
-    "ContainerPort": "name=1 hostPort:int=2 containerPort:int=3 protocol=4",
 }
 """Fields by their numbers, as the published definitions of Kubernetes have them: those that kubectl's commands fill."""
 _FIELDS: dict[str, dict[int, tuple[str, str]]] = {name: {} for name in MESSAGES}
@@ -69,7 +39,7 @@ def read_protobuf(body: bytes) -> JsonObject:
     """Return the object of a body in protobuf.
 
     Raises:
-        ApiFailure: 415 for a kind or a field that the table does not have.
+        ApiFailure: 415 for a kind that the table does not have.
     """
     head = _message(body[len(MAGIC) :], "Unknown")
     names = head["typeMeta"]
@@ -83,8 +53,6 @@ def _message(data: bytes, name: str) -> JsonObject:
     for number, value in _wire(data):
         field, kind = _FIELDS[name].get(number, ("", ""))
         if not field:
-            if not _is_empty(value):
-                raise unsupported_media_type(f"{MEDIA_TYPE}, field {number} of {name}")
             continue
         if kind in ("map", "bytemap"):
             key, raw = (dict(_wire(value)).get(each, b"") for each in (1, 2))
@@ -105,20 +73,7 @@ def _value(value: Any, kind: str) -> Any:
             return value
         case "bool":
             return bool(value)
-        case "IntOrString":
-            either = _message(value, kind)
-            return either.get("strVal", "") if either.get("type") else either.get("intVal", 0)
     return _message(value, kind)
-
-
-def _is_empty(value: int | bytes) -> bool:
-    """Return whether a field says nothing: zero, no text, or a message of such fields alone."""
-    if isinstance(value, int) or not value:
-        return not value
-    try:
-        return all(_is_empty(each) for _, each in _wire(value))
-    except (IndexError, ApiFailure):
-        return False  # text
 
 
 def _wire(data: bytes) -> Iterator[tuple[int, Any]]:
@@ -147,7 +102,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             return value, position
 
 
-READS = {"get", "list", "watch"}
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
@@ -160,8 +114,6 @@ class ApiPath(msgspec.Struct, frozen=True):
     namespace: str = ""
     name: str = ""
     subresource: str = ""
-    rest: str = ""
-    """What follows a subresource such as ``proxy``."""
 
 
 def read_path(path: str) -> ApiPath | None:
@@ -174,10 +126,10 @@ def read_path(path: str) -> ApiPath | None:
     else:
         return None
     namespace = ""
-    if parts[0] == "namespaces" and len(parts) > 2 and parts[2] not in ("status", "finalize"):
+    if parts[0] == "namespaces" and len(parts) > 2 and parts[2] != "status":
         namespace, parts = parts[1], parts[2:]
-    plural, name, subresource, *rest = [*parts, "", ""][: max(3, len(parts))]
-    return ApiPath(group, version, plural, namespace, name, subresource, "/".join(rest))
+    plural, name, subresource = [*parts, "", ""][:3]
+    return ApiPath(group, version, plural, namespace, name, subresource)
 
 
 def verb_of(method: str, path: ApiPath, query: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import socket
-import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,16 +15,14 @@ from aiohttp import web
 
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.api.access_rules import (
-    ADMIN,
     ADMIN_TOKEN,
-    ANONYMOUS,
     TOKEN_S,
     AccessRequest,
     AccessRules,
     ApiUser,
 )
 from tests.doubles.kubernetes.api.api_faults import ApiFault, ApiFaults
-from tests.doubles.kubernetes.api.api_requests import MAGIC, ApiPath, flag, read_path, read_protobuf, selection, verb_of
+from tests.doubles.kubernetes.api.api_requests import MAGIC, ApiPath, flag, read_path, read_protobuf, verb_of
 from tests.doubles.kubernetes.api.deletions import Deletions
 from tests.doubles.kubernetes.api.object_reads import ObjectReads
 from tests.doubles.kubernetes.api.object_writes import SERVICES, ObjectWrites, WriteOptions, scale_of
@@ -33,8 +30,8 @@ from tests.doubles.kubernetes.api.pod_connections import forward, logs, pod_addr
 from tests.doubles.kubernetes.kinds import discovery
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind, ResourceKinds
 from tests.doubles.kubernetes.objects.api_failures import ApiFailure, bad_request, no_such_path, not_allowed
-from tests.doubles.kubernetes.objects.api_store import ApiStore, key_of
-from tests.doubles.kubernetes.objects.patches import APPLY_PATCH, JSON_PATCH, merge_patched, patched
+from tests.doubles.kubernetes.objects.api_store import ApiStore, ObjectKey
+from tests.doubles.kubernetes.objects.patches import APPLY_PATCH, merge_patched
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 BODY_BYTES = 3 << 20
@@ -47,7 +44,7 @@ log = logging.getLogger(__name__)
 class ApiServer:
     """One API server on loopback: ``async with ApiServer(folder) as server`` writes ``server.kubeconfig``.
 
-    Without TLS a request that has no token is the administrator's: kubectl and helm send tokens over TLS alone.
+    A request that has no token is the administrator's: kubectl and helm send tokens over TLS alone.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class ApiServer:
         folder: Path,
         *,
         port: int = 0,
-        tls: bool = False,
         seed: int = 0,
         bookmark_s: float = 5.0,
         services: str = SERVICES,
@@ -66,13 +62,12 @@ class ApiServer:
         self.kinds = ResourceKinds()
         self.store = ApiStore()
         self.faults = ApiFaults(lambda: self.store.version, self._begin)
-        self.access = AccessRules(self.store, self.now, rng, ANONYMOUS if tls else ADMIN)
+        self.access = AccessRules(self.store, self.now, rng)
         self.writes = ObjectWrites(self.store, self.kinds, self.now, rng)
         self.reads = ObjectReads(self.store, self.faults, self.now, bookmark_s)
         self.writes.services = services
         self.deletions = Deletions(self.writes)
         self._port = port
-        self._tls = tls
         self._runner: web.AppRunner | None = None
         self._place: socket.socket | None = None
         self._outage: asyncio.Task[None] | None = None
@@ -85,7 +80,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Where the server answers."""
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self._port}"
 
     def now(self) -> float:
         """Return the server's own time in seconds since 1970."""
@@ -93,8 +88,6 @@ class ApiServer:
 
     async def __aenter__(self) -> "ApiServer":
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._tls:
-            await make_certificate(self.certificate, self.folder / "api-server.key")
         # Bound and never listening, so that no other process is given the port while the server refuses.
         self._place = socket.socket()
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,19 +107,13 @@ class ApiServer:
         if self._place is not None:
             self._place.close()
 
-    @property
-    def certificate(self) -> Path:
-        """The server's certificate, where it has one."""
-        return self.folder / "api-server.crt"
-
     def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> None:
         """Write a kubeconfig for the user of a token."""
-        cluster = {"server": self.url} | ({"certificate-authority": str(self.certificate)} if self._tls else {})
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "double",
-            "clusters": [{"name": "double", "cluster": cluster}],
+            "clusters": [{"name": "double", "cluster": {"server": self.url}}],
             "users": [{"name": "user", "user": {"token": token}}],
             "contexts": [{"name": "double", "context": {"cluster": "double", "user": "user", "namespace": namespace}}],
         }
@@ -149,11 +136,7 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await self._runner.setup()
-        context = None
-        if self._tls:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(self.certificate, self.folder / "api-server.key")
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=context, reuse_address=True).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
 
     def _begin(self, fault: ApiFault) -> None:
         """Carry out a fault that acts at once."""
@@ -162,8 +145,6 @@ class ApiServer:
                 self._outage = asyncio.create_task(self._refuse(fault.seconds))
             case "forget-history":
                 self.store.forget()
-            case "expire-tokens":
-                self.access.expire_tokens()
             case "drop-watch":
                 self.store.wake_all()
 
@@ -175,7 +156,7 @@ class ApiServer:
         await self._listen()
 
     async def _faults(self, request: web.Request) -> web.StreamResponse:
-        """Begin, list or clear faults, for tests in other processes."""
+        """Begin or clear faults, for tests in other processes."""
         if request.method == "POST":
             try:
                 fault = msgspec.json.decode(await request.read(), type=ApiFault)
@@ -184,14 +165,12 @@ class ApiServer:
             self.faults.add(fault)
         elif request.method == "DELETE":
             self.faults.clear()
-        return respond([msgspec.to_builtins(each) for each in self.faults.active()])
+        return respond({})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = read_path(request.path)
         try:
             user = self.access.user_of(request.headers.get("Authorization", ""))
-            groups = request.headers.getall("Impersonate-Group", [])
-            user = self.access.impersonated(user, request.headers, groups)
             if path is None:
                 self.access.check_path(user, request.method.lower().replace("head", "get"), request.path)
                 return self._unversioned(request)
@@ -209,11 +188,6 @@ class ApiServer:
 
     async def _resource(self, request: web.Request, user: ApiUser, path: ApiPath) -> web.StreamResponse:
         verb = verb_of(request.method, path, request.query)
-        if fault := self.faults.take("hang", verb, path):
-            await asyncio.sleep(fault.seconds)
-            return broken(request)
-        if fault := self.faults.take("latency", verb, path):
-            await asyncio.sleep(fault.seconds)
         if failure := self.faults.failure(verb, path):
             raise failure
         resource = f"{path.plural}/{path.subresource}" if path.subresource else path.plural
@@ -233,7 +207,7 @@ class ApiServer:
         options = write_options(request, path.subresource)
         match path.subresource, verb:
             case _, "create" if kind.review:
-                return respond(self.access.review(kind.kind, await body_of(request), user), 201)
+                return respond(self.access.review(await body_of(request), user), 201)
             case (("" | "status"), "get"):
                 return respond(self.reads.shown(kind, self.writes.read(kind, key), accept, query))
             case "", "list":
@@ -242,71 +216,48 @@ class ApiServer:
                 return await self.reads.watch(request, kind, path)
             case "", "create":
                 item = await body_of(request)
-                self.access.check_grant(user, kind.plural, item, path.namespace)
                 item = self.writes.create(kind, path.namespace, item, options)
-                return respond(self.reads.shown(kind, item, accept, query), 201, warnings(options))
-            case (("" | "status" | "finalize" | "ephemeralcontainers" | "resize"), ("update" | "patch")):
-                item, new = await self._change(request, user, verb, kind, key, options)
-                return respond(self.reads.shown(kind, item, accept, query), 201 if new else 200, warnings(options))
+                return respond(self.reads.shown(kind, item, accept, query), 201)
+            case (("" | "status"), ("update" | "patch")):
+                item, new = await self._change(request, verb, kind, key, options)
+                return respond(self.reads.shown(kind, item, accept, query), 201 if new else 200)
             case "", "delete":
                 item, removed = self.deletions.delete(kind, key, await body_of(request), query)
-                return respond(deleted_status(kind, item) if removed and kind.table != "pods" else item)
-            case "", "deletecollection":
-                body, wanted = await body_of(request), selection(query, kind.selectable)
-                items = [each for each in self.store.items(kind.table, path.namespace) if wanted(each)]
-                for each in items:
-                    self.deletions.delete(kind, key_of(each), body, query)
-                return respond(self.reads.list_of(kind, items, {}))
+                return respond(deleted_status(kind, item) if removed and kind.resource != "pods" else item)
             case "scale", "get":
                 return respond(scale_of(kind, self.writes.read(kind, key)))
             case "scale", ("update" | "patch"):
                 scale = await self._patched_scale(request, verb, kind, path)
                 return respond(self.writes.rescale(kind, key, scale, options))
-            case "eviction", "create":
-                self.deletions.evict(kind, key, await body_of(request), query)
-                return respond({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}, 201)
             case "token", "create":
                 return respond(self._token(await body_of(request), self.writes.read(kind, key)), 201)
             case "binding", "create":
                 node = (await body_of(request))["target"]["name"]
                 return respond(self._bind(kind, key, node, options), 201)
             case "log", "get":
-                return await logs(request, self.writes.read(kind, key), self.folder)
+                return logs(request, self.writes.read(kind, key), self.folder)
             case "portforward", ("get" | "create"):
                 return await forward(request, pod_address(self.writes.read(kind, key)))
         raise not_allowed()
 
     async def _change(
-        self,
-        request: web.Request,
-        user: ApiUser,
-        verb: str,
-        kind: ResourceKind,
-        key: tuple[str, str],
-        options: WriteOptions,
+        self, request: web.Request, verb: str, kind: ResourceKind, key: ObjectKey, options: WriteOptions
     ) -> tuple[JsonObject, bool]:
         """Carry out an update, a patch or an apply; return the object and whether it is new."""
         if verb == "update":
-            item = await body_of(request)
-            self.access.check_grant(user, kind.plural, item, key[0])
-            return self.writes.update(kind, key, item, options), False
-        body = await request.read()
+            return self.writes.update(kind, key, await body_of(request), options), False
         if request.content_type == APPLY_PATCH:
             if not request.query.get("fieldManager"):
                 raise bad_request(
                     "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
                 )
-            item = await body_of(request)
-            self.access.check_grant(user, kind.plural, item, key[0])
-            return self.writes.apply(kind, key, item, options)
-        return self.writes.patch(kind, key, request.content_type, body, options), False
+            return self.writes.apply(kind, key, await body_of(request), options)
+        return self.writes.patch(kind, key, request.content_type, await request.read(), options), False
 
     async def _patched_scale(self, request: web.Request, verb: str, kind: ResourceKind, path: ApiPath) -> JsonObject:
         if verb == "update":
             return await body_of(request)
         scale = scale_of(kind, self.writes.read(kind, (path.namespace, path.name)))
-        if request.content_type == JSON_PATCH:
-            return patched(scale, JSON_PATCH, await request.read(), None, self.kinds.schemas.resolve)
         scale["metadata"].pop("resourceVersion")  # a patch that names none builds on any
         merged: JsonObject = merge_patched(scale, await body_of(request))
         return merged
@@ -326,27 +277,19 @@ class ApiServer:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _unversioned(self, request: web.Request) -> web.StreamResponse:
-        aggregated = discovery.AGGREGATED in request.headers.get("Accept", "")
         match request.path.strip("/").split("/"):
             case ["healthz" | "readyz" | "livez", *_]:
                 return web.Response(text="ok")
             case ["version"]:
                 return respond(discovery.VERSION)
-            case ["api" | "apis" as root] if aggregated:
-                document = discovery.aggregated(self.kinds, core=root == "api")
-                return respond(document, media_type=discovery.AGGREGATED_TYPE)
             case ["api"]:
                 return respond(discovery.core_versions(self.url))
             case ["apis"]:
                 return respond(discovery.groups(self.kinds))
             case ["api", version]:
                 return respond(discovery.resources(self.kinds, "", version))
-            case ["apis", group]:
-                return respond(discovery.group(self.kinds, group))
             case ["apis", group, version]:
                 return respond(discovery.resources(self.kinds, group, version))
-            case ["openapi", "v2"]:
-                return respond(discovery.swagger(self.kinds))
             case ["openapi", "v3"]:
                 return respond(discovery.group_paths(self.kinds))
             case ["openapi", "v3", *path]:
@@ -354,11 +297,9 @@ class ApiServer:
         raise no_such_path()
 
 
-def respond(
-    body: object, code: int = 200, headers: Mapping[str, str] | None = None, media_type: str = "application/json"
-) -> web.Response:
+def respond(body: object, code: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return an answer in JSON."""
-    all_headers = {"Content-Type": media_type, **(headers or {})}
+    all_headers = {"Content-Type": "application/json", **(headers or {})}
     return web.Response(body=msgspec.json.encode(body), status=code, headers=all_headers)
 
 
@@ -369,29 +310,17 @@ def broken(request: web.Request) -> web.Response:
     return web.Response(status=500)
 
 
-def warnings(options: WriteOptions) -> dict[str, str]:
-    """Return the header with the warnings of a write."""
-    texts = [
-        f'299 - "{text}"'.replace('unknown field "', 'unknown field \\"').replace('""', '\\""')
-        for text in options.warnings
-    ]
-    return {"Warning": ", ".join(texts)} if texts else {}
-
-
 async def body_of(request: web.Request) -> JsonObject:
-    """Return the object in a request's body: JSON or YAML, {} where there is none."""
+    """Return the object in a request's body, {} where there is none."""
     text = await request.read()
     if text.startswith(MAGIC):
         return read_protobuf(text)
     try:
         body = msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
-        try:
-            body = yaml.safe_load(text)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise bad_request(f"the body is neither JSON nor YAML: {error}") from error
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise bad_request("the body is not a object")
+        raise bad_request("the body is not an object")
     return body
 
 
@@ -402,9 +331,8 @@ def write_options(request: web.Request, subresource: str) -> WriteOptions:
         manager=query.get("fieldManager") or request.headers.get("User-Agent", "unknown").partition("/")[0],
         force=flag(query, "force"),
         dry_run=query.get("dryRun") == "All",
-        field_validation=query.get("fieldValidation") or "Warn",
+        field_validation=query.get("fieldValidation", ""),
         subresource=subresource,
-        warnings=[],
     )
 
 

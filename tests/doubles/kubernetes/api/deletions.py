@@ -1,18 +1,15 @@
-"""Deletions: finalizers, grace of pods, evictions within budgets, and the ends of namespaces and CRDs."""
+"""Deletions: finalizers, grace of pods, and the ends of namespaces and CRDs."""
 
-import math
 from collections.abc import Mapping
 
 from penstock.kernel.values import JsonObject
 from tests.doubles.kubernetes.api.object_writes import ObjectWrites
 from tests.doubles.kubernetes.kinds.resource_kinds import ResourceKind
-from tests.doubles.kubernetes.objects.api_failures import conflict, too_many_requests
-from tests.doubles.kubernetes.objects.api_store import ObjectKey, key_of, matches_label_selector
+from tests.doubles.kubernetes.objects.api_failures import conflict
+from tests.doubles.kubernetes.objects.api_store import ObjectKey, key_of
 
-CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
-"""Finalizer of a CRD whose objects are still there."""
-_DEPENDENTS = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
-"""Finalizers that the garbage collector takes off again, by propagation policy."""
+FOREGROUND = "foregroundDeletion"
+"""Finalizer that the garbage collector takes off once the dependents are gone."""
 
 
 class Deletions:
@@ -32,27 +29,27 @@ class Deletions:
             name: query[name] for name in ("propagationPolicy", "gracePeriodSeconds", "dryRun") if name in query
         }
         options |= {name: value for name, value in body.items() if value is not None}
-        self._check_preconditions(kind, item, options.get("preconditions") or {})
+        wanted, uid = (options.get("preconditions") or {}).get("uid"), item["metadata"]["uid"]
+        if wanted not in (None, uid):
+            texts = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}"
+            raise conflict(kind.resource, item["metadata"]["name"], texts)
         metadata = item["metadata"]
         finalizers = list(metadata.get("finalizers") or [])
-        finalizer = _DEPENDENTS.get(options.get("propagationPolicy", ""))
-        if finalizer and finalizer not in finalizers and not metadata.get("deletionTimestamp"):
-            finalizers.append(finalizer)
-        if kind.kind == "CustomResourceDefinition" and self._instances(item) and CLEANUP not in finalizers:
-            finalizers.append(CLEANUP)
+        if options.get("propagationPolicy") == "Foreground" and not metadata.get("deletionTimestamp"):
+            finalizers.append(FOREGROUND)
         grace = _grace_s(kind, item, options.get("gracePeriodSeconds"))
         if options.get("dryRun"):
             return item, not finalizers and not grace
-        pending = bool(finalizers or grace or kind.kind == "Namespace")
-        if not pending:
-            return self.store.remove(kind.table, key_of(item)), True
+        if kind.kind == "CustomResourceDefinition":  # its objects go with it, whatever they wait for
+            for each in self.store.items(metadata["name"]):
+                self.store.remove(metadata["name"], key_of(each))
+        if not (finalizers or grace or kind.kind == "Namespace"):
+            return self.store.remove(kind.resource, key_of(item)), True
         if not metadata.get("deletionTimestamp") or grace < metadata.get("deletionGracePeriodSeconds", 0):
             item = self._mark(kind, item, finalizers, grace)
         if kind.kind == "Namespace":
             self._empty(key[1])
-        if kind.kind == "CustomResourceDefinition":
-            self._remove_instances(item)
-        return item, self.store.get(kind.table, key) is None
+        return item, self.store.get(kind.resource, key) is None
 
     def _mark(self, kind: ResourceKind, item: JsonObject, finalizers: list[str], grace: int) -> JsonObject:
         metadata = item["metadata"] | {
@@ -66,53 +63,6 @@ class Deletions:
         if kind.kind == "Namespace":
             item = item | {"status": (item.get("status") or {}) | {"phase": "Terminating"}}
         return self.writes.put(kind, item)
-
-    def _check_preconditions(self, kind: ResourceKind, item: JsonObject, preconditions: JsonObject) -> None:
-        for name, field in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-            wanted, actual = preconditions.get(name), item["metadata"][name]
-            if wanted is not None and wanted != actual:
-                text = f"{field} in precondition: {wanted}, {field} in object meta: {actual}"
-                reason = f"the {field} in the precondition ({wanted}) does not match the {field} in record ({actual}). "
-                reason += "The object might have been deleted and then recreated"
-                raise conflict(kind.resource, item["metadata"]["name"], f"Precondition failed: {text}: {reason}")
-
-    def evict(self, pods: ResourceKind, key: ObjectKey, body: JsonObject, query: Mapping[str, str]) -> None:
-        """Delete a pod, if the budgets that select it allow.
-
-        Raises:
-            ApiFailure: 429 with the budget's name and numbers where it does not.
-        """
-        pod = self.writes.read(pods, key)
-        if (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
-            for budget in self.store.items("poddisruptionbudgets.policy", key[0]):
-                if matches_label_selector(budget["spec"].get("selector") or {}, pod["metadata"].get("labels") or {}):
-                    self._spend(budget, pod)
-        self.delete(pods, key, body.get("deleteOptions") or {}, query)
-
-    def _spend(self, budget: JsonObject, pod: JsonObject) -> None:
-        selector, namespace = budget["spec"].get("selector") or {}, budget["metadata"]["namespace"]
-        pods = [
-            each
-            for each in self.store.items("pods", namespace)
-            if matches_label_selector(selector, each["metadata"].get("labels") or {})
-        ]
-        healthy = sum(is_ready(each) for each in pods)
-        if "maxUnavailable" in budget["spec"]:
-            desired = len(pods) - _share(budget["spec"]["maxUnavailable"], len(pods))
-        else:
-            desired = _share(budget["spec"].get("minAvailable", 1), len(pods))
-        if not is_ready(pod) and healthy >= desired:
-            return  # evicting a pod that does not serve takes nothing from a budget that is met
-        name, allowed = budget["metadata"]["name"], max(0, healthy - desired)
-        status: JsonObject = {"currentHealthy": healthy, "desiredHealthy": desired, "expectedPods": len(pods)}
-        status |= {"disruptionsAllowed": max(0, allowed - 1), "observedGeneration": budget["metadata"]["generation"]}
-        kind = self.writes.kinds.by_table("poddisruptionbudgets.policy")
-        if kind is not None:
-            self.writes.put(kind, budget | {"status": status})
-        if allowed <= 0:
-            text = f"The disruption budget {name} needs {desired} healthy pods and has {healthy} currently"
-            message = "Cannot evict pod as it would violate the pod's disruption budget."
-            raise too_many_requests(message, None, [{"reason": "DisruptionBudget", "message": text}])
 
     def _empty(self, namespace: str) -> None:
         """Delete what is in a namespace, and then the namespace, if nothing waits for a finalizer."""
@@ -134,50 +84,18 @@ class Deletions:
                 return
         self.store.remove("namespaces", ("", namespace))
 
-    def _instances(self, definition: JsonObject) -> list[JsonObject]:
-        spec = definition["spec"]
-        return self.store.items(f"{spec['names']['plural']}.{spec['group']}")
-
-    def _remove_instances(self, definition: JsonObject) -> None:
-        kind = self.writes.kinds.by_table(definition["metadata"]["name"])
-        for item in self._instances(definition):
-            if kind is not None and not item["metadata"].get("deletionTimestamp"):
-                self.delete(kind, key_of(item), {}, {})
-
     def _removed(self, table: str, item: JsonObject) -> None:
         """Go on with what waited for a removal."""
         if namespace := item["metadata"].get("namespace"):
             self._end_namespace(namespace)
         if table == "customresourcedefinitions.apiextensions.k8s.io":
             self.writes.kinds.forget(item["metadata"]["name"])
-        definitions = self.writes.kinds.by_table("customresourcedefinitions.apiextensions.k8s.io")
-        definition = self.store.get("customresourcedefinitions.apiextensions.k8s.io", ("", table))
-        if definition is None or definitions is None or self._instances(definition):
-            return
-        metadata = definition["metadata"]
-        if metadata.get("deletionTimestamp") and CLEANUP in metadata.get("finalizers", []):
-            others = [each for each in metadata["finalizers"] if each != CLEANUP]
-            definition = self.writes.put(definitions, definition | {"metadata": metadata | {"finalizers": others}})
-            if not others:
-                self.store.remove(definitions.table, key_of(definition))
-
-
-def is_ready(pod: JsonObject) -> bool:
-    """Return whether a pod serves and is not on its way out."""
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    ready = any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
-    return ready and not pod["metadata"].get("deletionTimestamp")
 
 
 def _grace_s(kind: ResourceKind, item: JsonObject, wanted: object) -> int:
     """Return the seconds that a kubelet has to end a pod; 0 for what no kubelet runs."""
     spec, phase = item.get("spec") or {}, (item.get("status") or {}).get("phase")
-    if kind.table != "pods" or not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
+    if kind.resource != "pods" or not spec.get("nodeName") or phase in ("Succeeded", "Failed"):
         return 0
     grace = spec.get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
     return max(0, int(str(grace)))
-
-
-def _share(amount: object, whole: int) -> int:
-    text = str(amount)
-    return math.ceil(int(text.removesuffix("%")) * whole / 100) if text.endswith("%") else int(text)

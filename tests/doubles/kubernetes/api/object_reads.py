@@ -19,7 +19,6 @@ from tests.doubles.kubernetes.objects.api_store import ApiStore, ObjectChange, k
 
 WATCH_S = 3600
 """A watch without a limit of its own ends then, as a real server's does after half an hour to an hour."""
-META = "as=PartialObjectMetadata"
 
 
 class ObjectReads:
@@ -36,9 +35,6 @@ class ObjectReads:
         if TABLE in accept:
             metadata = {"resourceVersion": item["metadata"].get("resourceVersion", "")}
             return table(kind, [item], self._now(), query.get("includeObject", "Metadata"), metadata)
-        if META in accept:
-            head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-            return head | {"metadata": item["metadata"]}
         return item
 
     def page(self, kind: ResourceKind, path: ApiPath, accept: str, query: Mapping[str, str]) -> JsonObject:
@@ -54,7 +50,7 @@ class ObjectReads:
         elif query.get("resourceVersionMatch") == "Exact":
             version = number(query, "resourceVersion")
         wanted = selection(query, kind.selectable)
-        stored = self._store.items(kind.table, path.namespace, version)
+        stored = self._store.items(kind.resource, path.namespace, version)
         items = [as_version(kind, each) for each in stored if key_of(each) > start]
         items = [each for each in items if wanted(each)]
         metadata: JsonObject = {"resourceVersion": str(version or self._store.version)}
@@ -64,11 +60,6 @@ class ObjectReads:
             metadata |= {"continue": base64.urlsafe_b64encode(mark).decode(), "remainingItemCount": left}
         if TABLE in accept:
             return table(kind, items, self._now(), query.get("includeObject", "Metadata"), metadata)
-        if META in accept:
-            head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-            parts = [head | {"metadata": each["metadata"]} for each in items]
-            whole = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
-            return whole | {"metadata": metadata, "items": parts}
         return self.list_of(kind, items, metadata)
 
     def _check_version(self, version: int | None) -> None:
@@ -100,10 +91,10 @@ class ObjectReads:
             )
 
         await stream.response.prepare(request)
-        with suppress(ConnectionResetError), self._store.watcher(kind.table) as watcher:
+        with suppress(ConnectionResetError), self._store.watcher(kind.resource) as watcher:
             if initial or version == 0:
                 version = self._store.version
-                for item in self._store.items(kind.table, path.namespace):
+                for item in self._store.items(kind.resource, path.namespace):
                     if inside(item):
                         await stream.send("ADDED", as_version(kind, item))
                 if initial:
@@ -111,7 +102,7 @@ class ObjectReads:
             marked = version
             while time.monotonic() < ends and not self._faults.take("drop-watch", "watch", path):
                 try:
-                    changes = self._store.changes_since(kind.table, version)
+                    changes = self._store.changes_since(kind.resource, version)
                 except ApiFailure as failure:
                     await stream.error(failure)
                     break

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,6 @@ from tests.doubles.kubernetes.objects.field_ownership import (
     FieldOwner,
     FieldPath,
     ListKeys,
-    OwnedFields,
     Owners,
     apply_conflicts,
     owners_after_write,
@@ -42,17 +40,6 @@ SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names: no vowels, so that no word comes of them."""
 SERVER_METADATA = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 """Metadata that no client writes."""
-EVENT_FIELDS = {
-    "involvedObject": "regarding",
-    "message": "note",
-    "reportingComponent": "reportingController",
-    "source": "deprecatedSource",
-    "count": "deprecatedCount",
-    "firstTimestamp": "deprecatedFirstTimestamp",
-    "lastTimestamp": "deprecatedLastTimestamp",
-}
-"""Fields of an event in the core group, and in events.k8s.io."""
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 META_SCHEMA: JsonObject = {"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
 
 
@@ -62,10 +49,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
     manager: str = "unknown"
     force: bool = False
     dry_run: bool = False
-    field_validation: str = "Warn"
+    field_validation: str = ""
     subresource: str = ""
-    warnings: list[str] = []
-    """Filled by the write."""
 
 
 SERVICES = "10.96.0.0/16"
@@ -88,7 +73,7 @@ class ObjectWrites:
 
     def read(self, kind: ResourceKind, key: ObjectKey) -> JsonObject:
         """Return an object in the version of a kind."""
-        item = self.store.get(kind.table, key)
+        item = self.store.get(kind.resource, key)
         if item is None:
             raise missing_object(kind.resource, key[1])
         return as_version(kind, item)
@@ -110,7 +95,7 @@ class ObjectWrites:
         key = key_of(item)
         if kind.namespaced:
             self._check_namespace(kind, *key)
-        if self.store.get(kind.table, key) is not None:
+        if self.store.get(kind.resource, key) is not None:
             raise already_exists(kind.resource, key[1])
         if kind.has_status and kind.kind != "Node":
             item.pop("status", None)
@@ -126,8 +111,8 @@ class ObjectWrites:
         keys = ListKeys(kind.schema, self.kinds.schemas.resolve)
         if not owners:
             owner = FieldOwner(options.manager, "Update", options.subresource)
-            owners = {owner: self._owned(kind, frozenset(keys.fields_of(item)))}
-        item["metadata"]["managedFields"] = write_owners(owners)
+            owners = {owner: frozenset(keys.fields_of(item))}
+        item["metadata"]["managedFields"] = write_owners(owners, kind.api_version)
         return item if options.dry_run else self._put(kind, item)
 
     def update(self, kind: ResourceKind, key: ObjectKey, item: JsonObject, options: WriteOptions) -> JsonObject:
@@ -148,8 +133,7 @@ class ObjectWrites:
         item = self._conform(kind, _merged_parts(kind, before, item, options.subresource), options)
         keys = ListKeys(kind.schema, self.kinds.schemas.resolve)
         owner = FieldOwner(options.manager, "Update", options.subresource)
-        mark = self._owned(kind, frozenset())
-        owners = owners_after_write(owners, keys.fields_of(before), keys.fields_of(item), owner, mark)
+        owners = owners_after_write(owners, keys.fields_of(before), keys.fields_of(item), owner)
         return self._replace(kind, before, item, owners, options)
 
     def patch(
@@ -182,31 +166,26 @@ class ObjectWrites:
             applied.pop("status", None)
         wanted = keys.fields_of(applied)
         owner = FieldOwner(options.manager, "Apply", options.subresource)
-        stored = self.store.get(kind.table, key)
+        stored = self.store.get(kind.resource, key)
         if stored is None:
             if options.subresource:
                 raise missing_object(kind.resource, key[1])
-            return self._create(kind, applied, {owner: self._owned(kind, frozenset(wanted))}, options), True
+            return self._create(kind, applied, {owner: frozenset(wanted)}, options), True
         before = as_version(kind, stored)
         version = applied["metadata"].get("resourceVersion")
         if version and version != before["metadata"]["resourceVersion"]:
             raise conflict(kind.resource, key[1])
         owners = read_owners(before["metadata"].get("managedFields", []))
-        conflicts = apply_conflicts(owners, keys.fields_of(before), wanted, owner)
-        moved = _applied_by_client(before, keys) if options.manager == "kubectl" else set[FieldPath]()
-        if not options.force and not all(path in moved for _, path in conflicts):
+        conflicts = apply_conflicts(owners, keys.fields_of(before), wanted, owner, kind.api_version)
+        if conflicts and not options.force:
             raise apply_conflict(kind.resource, key[1], [each for each, _ in conflicts])
         lost = {path for _, path in conflicts}
-        previous = owners.pop(owner, None)
-        owners = {each: msgspec.structs.replace(owned, fields=owned.fields - lost) for each, owned in owners.items()}
-        others = frozenset[tuple[str, ...]]().union(*(owned.fields for owned in owners.values()))
-        dropped = {path for path in (previous.fields if previous else ()) if path not in wanted and path not in others}
-        dropped = {path for path in dropped if not any(other[: len(path)] == path for other in others)}
+        previous = owners.pop(owner, frozenset())
+        owners = {each: fields - lost for each, fields in owners.items()}
+        others = frozenset[FieldPath]().union(*owners.values())
+        dropped = {path for path in previous - wanted.keys() if not any(o[: len(path)] == path for o in others)}
         merged = keys.merged(keys.without(before, dropped) if dropped else before, applied)
-        owned = self._owned(kind, frozenset(wanted))
-        if previous is not None and previous.fields == owned.fields:
-            owned = previous
-        owners[owner] = owned
+        owners[owner] = frozenset(wanted)
         item = self._conform(kind, _merged_parts(kind, before, merged, options.subresource), options)
         return self._replace(kind, before, item, owners, options), False
 
@@ -219,7 +198,7 @@ class ObjectWrites:
         self._check(kind, item, breaches(kind.kind, item), changes_refused(kind.kind, before, item))
         metadata = item["metadata"] = dict(item["metadata"])
         metadata.pop("managedFields", None)
-        if entries := write_owners(owners):
+        if entries := write_owners(owners, kind.api_version):
             metadata["managedFields"] = entries
         for name in (*SERVER_METADATA, "resourceVersion"):
             metadata.pop(name, None)
@@ -227,14 +206,14 @@ class ObjectWrites:
                 metadata[name] = before["metadata"][name]
         if kind.generation and _spec_of(kind, item) != _spec_of(kind, before):
             metadata["generation"] = before["metadata"].get("generation", 0) + 1
-        if _timeless(item) == _timeless(before):
+        if item == before:
             return before
         if options.dry_run:
             return item
         pending = metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
         if metadata.get("deletionTimestamp") and not pending and kind.kind != "Namespace":
             self._put(kind, item)
-            return self.store.remove(kind.table, key_of(item))
+            return self.store.remove(kind.resource, key_of(item))
         return self._put(kind, item)
 
     def rescale(self, kind: ResourceKind, key: ObjectKey, scale: JsonObject, options: WriteOptions) -> JsonObject:
@@ -263,7 +242,7 @@ class ObjectWrites:
     def _put(self, kind: ResourceKind, item: JsonObject) -> JsonObject:
         if kind.kind == "CustomResourceDefinition":
             self.kinds.define(item)
-        stored = self.store.put(kind.table, item)
+        stored = self.store.put(kind.resource, item)
         if kind.kind == "Namespace" and not item["metadata"].get("resourceVersion"):
             self._furnish(item["metadata"]["name"])
         return stored
@@ -278,9 +257,6 @@ class ObjectWrites:
             kind = self.kinds.find("", "v1", plural)
             if kind is not None:
                 self.create(kind, namespace, {"metadata": {"name": name}} | more, options)
-
-    def _owned(self, kind: ResourceKind, fields: frozenset[tuple[str, ...]]) -> OwnedFields:
-        return OwnedFields(fields, kind.api_version, self.timestamp())
 
     def _addressed(self, kind: ResourceKind, namespace: str, item: JsonObject) -> JsonObject:
         """Return a copy of a request's object that has the kind and the namespace of its path."""
@@ -327,8 +303,6 @@ class ObjectWrites:
         if unknown and options.field_validation == "Strict":
             head = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
             raise bad_request(f"{head}: strict decoding error: {', '.join(unknown)}")
-        if options.field_validation == "Warn":
-            options.warnings.extend(unknown)
         return walked
 
     def _conform(self, kind: ResourceKind, item: JsonObject, options: WriteOptions) -> JsonObject:
@@ -362,10 +336,7 @@ class ObjectWrites:
 
 
 def as_version(kind: ResourceKind, item: JsonObject) -> JsonObject:
-    """Return a stored object as a version of its kind names it; only events have other fields in another group."""
-    if kind.plural == "events" and item.get("apiVersion", kind.api_version) != kind.api_version:
-        names = EVENT_FIELDS if kind.group else {new: old for old, new in EVENT_FIELDS.items()}
-        item = {names.get(name, name): value for name, value in item.items()}
+    """Return a stored object under the version of its kind; no version has fields of its own."""
     return item | {"apiVersion": kind.api_version, "kind": kind.kind}
 
 
@@ -395,31 +366,16 @@ def _merged_parts(kind: ResourceKind, before: JsonObject, item: JsonObject, subr
     return {name: value for name, value in item.items() if name != "status"} | status
 
 
-def _applied_by_client(before: JsonObject, keys: ListKeys) -> set[FieldPath]:
-    """Return the fields that kubectl's client-side apply wrote last: its server-side apply takes them over."""
-    text = (before["metadata"].get("annotations") or {}).get(LAST_APPLIED)
-    live = keys.fields_of(before)
-    applied = keys.fields_of(msgspec.json.decode(text)) if text else {}
-    return {path for path, value in applied.items() if live.get(path) == value}
-
-
 def _spec_of(kind: ResourceKind, item: JsonObject) -> JsonObject:
     """Return what counts for the generation."""
     apart = {"metadata", "status"} if kind.has_status else {"metadata"}
     return {name: value for name, value in item.items() if name not in apart}
 
 
-def _timeless(item: JsonObject) -> JsonObject:
-    """Return an object without the times of its owners: a write that changes nothing else is no change."""
-    entries = [entry | {"time": ""} for entry in item["metadata"].get("managedFields", [])]
-    return item | {"metadata": item["metadata"] | {"managedFields": entries}}
-
-
 def _mistyped_text(kind: ResourceKind, fault: Mistyped) -> str:
     names = {dict: "object", list: "array", str: "string", bool: "bool"}
-    written: Any = names.get(type(fault.value), "number")
-    field = f"{kind.kind}.{fault.path}"
+    written = names.get(type(fault.value), "number")
     return (
         f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
-        f"json: cannot unmarshal {written} into Go struct field {field} of type {fault.type}"
+        f"json: cannot unmarshal {written} into Go struct field {kind.kind}.{fault.path} of type {fault.type}"
     )

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-UNWATCHED = {"Event", "ControllerRevision"}
-"""Kinds that no controller reads."""
+UNWATCHED = "Event"
+"""Kind that no controller reads."""
 QUIET = {"Lease"}
 """Kinds that change every few seconds and concern no controller but the garbage collector."""
 SHARED = {"Pod", "Node"}
@@ -242,7 +242,7 @@ class ClusterObjects:
                 if "/" in each["name"] or "watch" not in verbs or kind in self._resources:
                     continue
                 self._resources[kind] = _resource(group, number, kind, each["name"], each["namespaced"])
-                if kind not in UNWATCHED:
+                if kind != UNWATCHED:
                     self._followers[kind] = asyncio.create_task(self._follow(kind))
         await self._listed()
 

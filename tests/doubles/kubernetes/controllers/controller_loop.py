@@ -8,18 +8,9 @@ from contextlib import suppress
 from tests.doubles.kubernetes.cluster_script import ClusterScript
 from tests.doubles.kubernetes.controllers.cluster_objects import ClusterObjects
 from tests.doubles.kubernetes.controllers.deployments import reconcile_deployments, reconcile_replica_sets
-from tests.doubles.kubernetes.controllers.pod_scheduler import NodeController, PodScheduler
-from tests.doubles.kubernetes.controllers.small_controllers import (
-    JobController,
-    collect_garbage,
-    reconcile_disruption_budgets,
-    reconcile_endpoints,
-)
-from tests.doubles.kubernetes.controllers.stateful_sets import (
-    LEADER_WORKER_SET_CRD,
-    reconcile_leader_worker_sets,
-    reconcile_stateful_sets,
-)
+from tests.doubles.kubernetes.controllers.leader_worker_sets import LEADER_WORKER_SET_CRD, reconcile_leader_worker_sets
+from tests.doubles.kubernetes.controllers.pod_scheduler import NodeController, schedule_pods
+from tests.doubles.kubernetes.controllers.small_controllers import collect_garbage, reconcile_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +29,10 @@ async def run_controllers(objects: ClusterObjects, script: ClusterScript, more: 
     controllers: list[Reconcile] = [
         reconcile_deployments,
         reconcile_replica_sets,
-        reconcile_stateful_sets,
         reconcile_leader_worker_sets,
-        JobController(script.speed).reconcile,
-        PodScheduler(script.schedule_s).reconcile,
+        schedule_pods,
         NodeController(script.speed).reconcile,
         reconcile_endpoints,
-        reconcile_disruption_budgets,
         collect_garbage,
         *more,
     ]

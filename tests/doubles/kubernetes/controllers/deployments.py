@@ -45,7 +45,6 @@ async def _reconcile(objects: ClusterObjects, replica_set: JsonObject) -> None:
     pods = [pod for pod in objects.owned("Pod", replica_set) if active(pod)]
     status = {
         "replicas": len(pods),
-        "fullyLabeledReplicas": len(pods),
         "readyReplicas": sum(map(ready, pods)),
         "availableReplicas": sum(available(pod, spec.get("minReadySeconds", 0)) for pod in pods),
         "observedGeneration": replica_set["metadata"].get("generation"),
@@ -66,8 +65,6 @@ def _siblings(objects: ClusterObjects, replica_set: JsonObject) -> list[JsonObje
 
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
-UNCOPIED = {"kubectl.kubernetes.io/last-applied-configuration", REVISION}
-"""Annotations of a Deployment that its ReplicaSets do not get."""
 
 
 async def reconcile_deployments(objects: ClusterObjects) -> None:
@@ -96,10 +93,8 @@ class _Rollout:
 
     async def step(self) -> None:
         if not deleting(self.deployment):
-            if not self.spec.get("paused"):
-                await self._choose_new()
+            await self._choose_new()
             await self._scale()
-            await self._forget_old()
         await self._report()
 
     @property
@@ -129,7 +124,6 @@ class _Rollout:
         labels[HASH] = name
         selector = deepcopy(self.spec["selector"])
         selector.setdefault("matchLabels", {})[HASH] = name
-        copied = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in UNCOPIED}
         return {
             "apiVersion": "apps/v1",
             "kind": "ReplicaSet",
@@ -137,7 +131,7 @@ class _Rollout:
                 "name": f"{metadata['name']}-{name}",
                 "namespace": metadata["namespace"],
                 "labels": dict(labels),
-                "annotations": {**copied, REVISION: str(revision)},
+                "annotations": {REVISION: str(revision)},
                 "ownerReferences": [owner_reference(self.deployment)],
             },
             "spec": {
@@ -150,7 +144,7 @@ class _Rollout:
 
     async def _scale(self) -> None:
         new, old = self.new, self.old
-        if new is None:  # paused before its first rollout, or its name is taken
+        if new is None:  # its name is taken
             return
         if self.recreate:
             for each in old:
@@ -158,8 +152,6 @@ class _Rollout:
             if any(self.objects.owned("Pod", each) for each in old):
                 return
             await self._resize(new, self.wanted)
-        elif self.spec.get("paused"):
-            await self._resize(new, self.wanted - sum(map(replicas_of, old)))
         else:
             room = self.wanted + self.surge - sum(map(replicas_of, self.all))
             if replicas_of(new) > self.wanted:
@@ -196,12 +188,6 @@ class _Rollout:
         message = f"Scaled {word} replica set {replica_set['metadata']['name']} from {before} to {replicas}"
         await self.objects.event(self.deployment, "ScalingReplicaSet", message)
 
-    async def _forget_old(self) -> None:
-        limit = self.spec.get("revisionHistoryLimit")
-        idle = [each for each in self.old if not replicas_of(each) and not _count(each, "replicas")]
-        for each in idle[: max(0, len(idle) - (10 if limit is None else limit))]:
-            await self.objects.delete(each)
-
     async def _report(self) -> None:
         sets = [self._again(each) for each in self.all]
         new = self._again(self.new) if self.new else None
@@ -231,23 +217,21 @@ class _Rollout:
     ) -> list[JsonObject]:
         """Return the conditions with what is known of the rollout; a deadline runs from the last progress."""
         status, before = self.deployment.get("status") or {}, condition(self.deployment, "Progressing")
-        name = new["metadata"]["name"] if new else ""
+        name, now = new["metadata"]["name"] if new else "", timestamp(time.time())
         keys = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
         moved = any(status.get(key, 0) != counts[key] for key in keys)
         moved = moved or status.get("observedGeneration") != self.deployment["metadata"].get("generation")
-        late = time.time() - seconds_of(before.get("lastUpdateTime")) > self.spec.get("progressDeadlineSeconds", 600)
+        since = now if moved else before.get("lastUpdateTime", now)
+        late = time.time() - seconds_of(since) > self.spec.get("progressDeadlineSeconds", 600)
         if done:
             reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.'
-        elif before and late and not moved and before.get("reason") != "NewReplicaSetAvailable":
+        elif late:
             reason, message = "ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.'
-        elif not moved and before:
-            return [*(each for each in conditions if each["type"] != "Progressing"), before]
         else:
             reason, message = "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.'
-        same = (before.get("reason"), before.get("message")) == (reason, message) and not (moved and not done)
-        made = with_condition(self.deployment, "Progressing", reason != "ProgressDeadlineExceeded", reason, message)
-        new_one = {**made[-1], "lastUpdateTime": before["lastUpdateTime"] if same else timestamp(time.time())}
-        return [*(each for each in conditions if each["type"] != "Progressing"), new_one]
+        made = with_condition(self.deployment, "Progressing", done or not late, reason, message)[-1]
+        others = [each for each in conditions if each["type"] != "Progressing"]
+        return [*others, {**made, "lastUpdateTime": since}]
 
     def _again(self, item: JsonObject) -> JsonObject:
         """Return an object as the cache has it now."""

@@ -21,7 +21,6 @@ SILENT_S = 40.0
 """Seconds without a sign of life after which a node is Unknown."""
 EVICT_S = 300.0
 """Seconds after which the pods of a silent node are deleted."""
-UNREACHABLE = "node.kubernetes.io/unreachable"
 _UNITS = {"m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30, "T": 1e12, "Ti": 2**40}
 
 
@@ -33,13 +32,10 @@ def quantity(text: str | float) -> float:
 
 
 def requests_of(pod: JsonObject) -> Counter[str]:
-    """Return what a pod asks of its node: the sum of its containers, or the largest of its init containers."""
+    """Return what a pod asks of its node: the sum of its containers."""
     total: Counter[str] = Counter({"pods": 1})  # type: ignore[arg-type]
     for container in pod["spec"]["containers"]:
         total.update(_requests(container))
-    for container in pod["spec"].get("initContainers") or ():
-        for name, amount in _requests(container).items():
-            total[name] = max(total[name], amount)
     return total
 
 
@@ -49,54 +45,48 @@ def _requests(container: JsonObject) -> Counter[str]:
     return Counter({name: quantity(amount) for name, amount in wanted.items()})  # type: ignore[arg-type]
 
 
-class PodScheduler:
-    """Assigns pods to nodes, ``delay_s`` after their creation."""
+async def schedule_pods(objects: ClusterObjects) -> None:
+    """Give each pod that has no node the emptiest one that has room."""
+    used: dict[str, Counter[str]] = {name_of(node)[1]: Counter() for node in objects.all("Node")}
+    waiting = []
+    for pod in objects.all("Pod"):
+        node = pod["spec"].get("nodeName")
+        if node in used and phase(pod) not in ("Succeeded", "Failed"):
+            used[node].update(requests_of(pod))
+        elif not node and not deleting(pod):
+            waiting.append(pod)
+    for pod in sorted(waiting, key=lambda pod: (pod["metadata"]["creationTimestamp"], name_of(pod))):
+        await _place(objects, pod, used)
 
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self._delay_s = delay_s
 
-    async def reconcile(self, objects: ClusterObjects) -> None:
-        """Give each pod that has no node the emptiest one that has room."""
-        used: dict[str, Counter[str]] = {name_of(node)[1]: Counter() for node in objects.all("Node")}
-        waiting = []
-        for pod in objects.all("Pod"):
-            node = pod["spec"].get("nodeName")
-            if node in used and phase(pod) not in ("Succeeded", "Failed"):
-                used[node].update(requests_of(pod))
-            elif not node and not deleting(pod) and pod["spec"].get("schedulerName", "default-scheduler") != "none":
-                waiting.append(pod)
-        for pod in sorted(waiting, key=lambda pod: (pod["metadata"]["creationTimestamp"], name_of(pod))):
-            if time.time() - seconds_of(pod["metadata"]["creationTimestamp"]) >= self._delay_s:
-                await self._place(objects, pod, used)
-
-    async def _place(self, objects: ClusterObjects, pod: JsonObject, used: dict[str, Counter[str]]) -> None:
-        reasons: Counter[str] = Counter()
-        fits = []
-        wanted = requests_of(pod)
-        for node in objects.all("Node"):
-            name = name_of(node)[1]
-            why = _refusal(pod, node, wanted, used[name])
-            if why:
-                reasons[why] += 1
-            else:
-                fits.append((sum(map(_shares(node, used[name]), wanted)), name))
-        if fits:
-            _, name = min(fits)
-            namespace, pod_name = name_of(pod)
-            target = {"apiVersion": "v1", "kind": "Node", "name": name}
-            body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod_name}, "target": target}
-            path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/binding"
-            if await objects.raw("POST", path, body, missing=(404, 409)) is not None:
-                used[name].update(wanted)
-                pod["spec"]["nodeName"] = name
-                await objects.event(pod, "Scheduled", f"Successfully assigned {namespace}/{pod_name} to {name}")
-            return
-        text = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-        message = f"0/{sum(reasons.values())} nodes are available: {text}."
-        if condition(pod, "PodScheduled").get("message") != message:
-            conditions = with_condition(pod, "PodScheduled", False, "Unschedulable", message)
-            await objects.set_status(pod, {"conditions": conditions})
-            await objects.event(pod, "FailedScheduling", message, warning=True)
+async def _place(objects: ClusterObjects, pod: JsonObject, used: dict[str, Counter[str]]) -> None:
+    reasons: Counter[str] = Counter()
+    fits = []
+    wanted = requests_of(pod)
+    for node in objects.all("Node"):
+        name = name_of(node)[1]
+        why = _refusal(pod, node, wanted, used[name])
+        if why:
+            reasons[why] += 1
+        else:
+            fits.append((sum(map(_shares(node, used[name]), wanted)), name))
+    if fits:
+        _, name = min(fits)
+        namespace, pod_name = name_of(pod)
+        target = {"apiVersion": "v1", "kind": "Node", "name": name}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod_name}, "target": target}
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}/binding"
+        if await objects.raw("POST", path, body, missing=(404, 409)) is not None:
+            used[name].update(wanted)
+            pod["spec"]["nodeName"] = name
+            await objects.event(pod, "Scheduled", f"Successfully assigned {namespace}/{pod_name} to {name}")
+        return
+    text = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+    message = f"0/{sum(reasons.values())} nodes are available: {text}."
+    if condition(pod, "PodScheduled").get("message") != message:
+        conditions = with_condition(pod, "PodScheduled", False, "Unschedulable", message)
+        await objects.set_status(pod, {"conditions": conditions})
+        await objects.event(pod, "FailedScheduling", message, warning=True)
 
 
 def _shares(node: JsonObject, used: Counter[str]):  # type: ignore[no-untyped-def]
@@ -109,23 +99,13 @@ def _refusal(pod: JsonObject, node: JsonObject, wanted: Counter[str], used: Coun
     labels = node["metadata"].get("labels") or {}
     if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
+    if condition(node, "Ready").get("status") == "Unknown":
+        return "node(s) were unreachable"
     if any(labels.get(key) != value for key, value in (pod["spec"].get("nodeSelector") or {}).items()):
         return "node(s) didn't match Pod's node affinity/selector"
-    for taint in node["spec"].get("taints") or ():
-        tolerations = pod["spec"].get("tolerations") or ()
-        if taint["effect"] != "PreferNoSchedule" and not any(_tolerates(each, taint) for each in tolerations):
-            return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
     room = node["status"].get("allocatable") or {}
     short = [name for name, amount in wanted.items() if used[name] + amount > quantity(room.get(name, 0)) + 1e-9]
     return f"Insufficient {short[0]}" if short else ""
-
-
-def _tolerates(toleration: JsonObject, taint: JsonObject) -> bool:
-    if toleration.get("effect") not in (None, "", taint["effect"]):
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", taint["key"])
-    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
 
 
 class NodeController:
@@ -167,8 +147,6 @@ class NodeController:
         state = {**before, "status": "Unknown", "lastTransitionTime": now, **words}
         others = [each for each in node["status"]["conditions"] if each["type"] != "Ready"]
         await objects.set_status(node, {"conditions": [*others, state]})
-        taints = [{"key": UNREACHABLE, "effect": effect, "timeAdded": now} for effect in ("NoSchedule", "NoExecute")]
-        await objects.merge(node, {"spec": {"taints": taints}})
         for pod in _pods_on(objects, name_of(node)[1]):
             conditions = with_condition(pod, "Ready", False, "NodeNotReady")
             await objects.set_status(pod, {"conditions": conditions})

@@ -33,7 +33,7 @@ def document(kinds: ResourceKinds, path: str) -> JsonObject:
         name = _schema_name(kind)
         whole = _whole_schema(kinds, kind)
         schemas[name] = whole | {"x-kubernetes-group-version-kind": [_group_version_kind(kind)]}
-        paths |= _paths(kind, path, name)
+        paths |= _paths(kind, path)
     pending = list(schemas)
     while pending:
         for reference in _references(schemas[pending.pop()]):
@@ -41,15 +41,6 @@ def document(kinds: ResourceKinds, path: str) -> JsonObject:
                 schemas[reference] = kinds.schemas.definitions[reference]
                 pending.append(reference)
     return {"openapi": "3.0.0", "info": _INFO, "paths": paths, "components": {"schemas": schemas}}
-
-
-def swagger(kinds: ResourceKinds) -> JsonObject:
-    """Return the answer of ``/openapi/v2``: the schemas of all kinds, without paths."""
-    definitions: JsonObject = dict(kinds.schemas.definitions)
-    for kind in kinds:
-        names = {"x-kubernetes-group-version-kind": [_group_version_kind(kind)]}
-        definitions[_schema_name(kind)] = _whole_schema(kinds, kind) | names
-    return {"swagger": "2.0", "info": _INFO, "paths": {}, "definitions": definitions}
 
 
 def _whole_schema(kinds: ResourceKinds, kind: ResourceKind) -> JsonObject:
@@ -72,27 +63,19 @@ def _group_version_kind(kind: ResourceKind) -> JsonObject:
     return {"group": kind.group, "version": kind.version, "kind": kind.kind}
 
 
-def _paths(kind: ResourceKind, path: str, name: str) -> JsonObject:
+def _paths(kind: ResourceKind, path: str) -> JsonObject:
+    """Return the path by which kubectl sees which parameters a patch takes; it reads no other."""
     place = f"/{path}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"/{path}/{kind.plural}"
     media_types = [JSON_PATCH, MERGE_PATCH, APPLY_PATCH, *([] if kind.custom else [STRATEGIC_MERGE_PATCH])]
     parameters = [{"name": each, "in": "query", "schema": {"type": "string", "uniqueItems": True}} for each in _QUERY]
-    own = {"x-kubernetes-group-version-kind": _group_version_kind(kind)}
-    body = {"application/json": {"schema": {"$ref": f"{REF}{name}"}}}
-    answer = {"200": {"description": "OK", "content": body}}
-    patch_body = {"content": {each: {"schema": {"type": "object"}} for each in media_types}}
-
-    def action(verb: str, **more: object) -> JsonObject:
-        return {"x-kubernetes-action": verb, "parameters": parameters, "responses": answer, **own, **more}
-
-    return {
-        place: {"get": action("list"), "post": action("post", requestBody={"content": body})},
-        f"{place}/{{name}}": {
-            "get": action("get"),
-            "put": action("put", requestBody={"content": body}),
-            "patch": action("patch", requestBody=patch_body),
-            "delete": action("delete"),
-        },
+    patch = {
+        "x-kubernetes-action": "patch",
+        "x-kubernetes-group-version-kind": _group_version_kind(kind),
+        "parameters": parameters,
+        "requestBody": {"content": {each: {"schema": {"type": "object"}} for each in media_types}},
+        "responses": {"200": {"description": "OK"}},
     }
+    return {f"{place}/{{name}}": {"patch": patch}}
 
 
 def _references(schema: object) -> Iterator[str]:
@@ -110,18 +93,9 @@ VERSION: JsonObject = {
     "major": "1",
     "minor": "35",
     "gitVersion": "v1.35.0+penstock-double",
-    "gitCommit": "0" * 40,
-    "gitTreeState": "clean",
-    "buildDate": "2026-01-01T00:00:00Z",
-    "goVersion": "none",
-    "compiler": "none",
-    "platform": "linux/amd64",
 }
-AGGREGATED = "g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-AGGREGATED_TYPE = f"application/json;{AGGREGATED}"
-VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-CREATE_ONLY = {"eviction", "binding", "token"}
-CONNECT = {"exec", "attach", "portforward"}
+PART_VERBS = ["create", "get", "patch", "update"]
+VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 def core_versions(url: str) -> JsonObject:
@@ -134,13 +108,6 @@ def groups(kinds: ResourceKinds) -> JsonObject:
     """Return the answer of ``/apis``."""
     names = [name for name in kinds.versions() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(kinds, name) for name in names]}
-
-
-def group(kinds: ResourceKinds, name: str) -> JsonObject:
-    """Return the answer of ``/apis/GROUP``."""
-    if name not in kinds.versions():
-        raise no_such_path()
-    return {"kind": "APIGroup", "apiVersion": "v1"} | _group(kinds, name)
 
 
 def _group(kinds: ResourceKinds, name: str) -> JsonObject:
@@ -158,7 +125,7 @@ def resources(kinds: ResourceKinds, group_name: str, version: str) -> JsonObject
         entries.append(entry | {"verbs": ["create"] if kind.review else VERBS} | _short_names(kind))
         for name, (own_group, own_version, own_kind) in kind.subresources.items():
             entry = {"name": f"{kind.plural}/{name}", "singularName": "", "namespaced": kind.namespaced}
-            entry |= {"kind": own_kind, "verbs": _verbs(name)}
+            entry |= {"kind": own_kind, "verbs": PART_VERBS}
             if (own_group, own_version) != (kind.group, kind.version):
                 entry |= {"group": own_group, "version": own_version}
             entries.append(entry)
@@ -168,53 +135,5 @@ def resources(kinds: ResourceKinds, group_name: str, version: str) -> JsonObject
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": entries}
 
 
-def aggregated(kinds: ResourceKinds, *, core: bool) -> JsonObject:
-    """Return all groups, versions and resources in one document: the core group's, or that of the others."""
-    items = []
-    for name, versions in kinds.versions().items():
-        if (name == "") != core:
-            continue
-        described = [
-            {
-                "version": version,
-                "freshness": "Current",
-                "resources": [_described(kind) for kind in kinds if (kind.group, kind.version) == (name, version)],
-            }
-            for version in versions
-        ]
-        items.append({"metadata": {"name": name or None, "creationTimestamp": None}, "versions": described})
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
-
-
-def _described(kind: ResourceKind) -> JsonObject:
-    own = {"group": kind.group, "version": kind.version, "kind": kind.kind}
-    parts = [
-        {
-            "subresource": name,
-            "responseKind": dict(zip(("group", "version", "kind"), response, strict=True)),
-            "verbs": _verbs(name),
-        }
-        for name, response in kind.subresources.items()
-    ]
-    return {
-        "resource": kind.plural,
-        "responseKind": own,
-        "scope": "Namespaced" if kind.namespaced else "Cluster",
-        "singularResource": kind.singular,
-        "verbs": ["create"] if kind.review else VERBS,
-        **_short_names(kind),
-        **({"subresources": parts} if parts else {}),
-    }
-
-
 def _short_names(kind: ResourceKind) -> JsonObject:
-    names: JsonObject = {"shortNames": list(kind.short_names)} if kind.short_names else {}
-    return names | ({"categories": list(kind.categories)} if kind.categories else {})
-
-
-def _verbs(subresource: str) -> list[str]:
-    if subresource in CREATE_ONLY:
-        return ["create"]
-    if subresource in CONNECT:
-        return ["create", "get"]
-    return ["get"] if subresource == "log" else ["get", "patch", "update"]
+    return {"shortNames": list(kind.short_names)} if kind.short_names else {}

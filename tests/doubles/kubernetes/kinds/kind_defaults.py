@@ -8,42 +8,11 @@ from typing import Any
 
 from penstock.kernel.values import JsonObject
 
-NODE_PORTS = 30000
-"""The first port of NodePort services."""
 _ROLLING: JsonObject = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}}
-_RETAIN: JsonObject = {"whenDeleted": "Retain", "whenScaled": "Retain"}
 SPEC: dict[str, JsonObject] = {
     "Deployment": {"replicas": 1, "revisionHistoryLimit": 10, "progressDeadlineSeconds": 600},
     "ReplicaSet": {"replicas": 1},
-    "StatefulSet": {
-        "replicas": 1,
-        "podManagementPolicy": "OrderedReady",
-        "revisionHistoryLimit": 10,
-        "serviceName": "",
-        "updateStrategy": {"type": "RollingUpdate"},
-        "persistentVolumeClaimRetentionPolicy": _RETAIN,
-    },
-    "DaemonSet": {
-        "revisionHistoryLimit": 10,
-        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-    },
-    "Job": {
-        "parallelism": 1,
-        "completions": 1,
-        "backoffLimit": 6,
-        "completionMode": "NonIndexed",
-        "suspend": False,
-        "manualSelector": False,
-        "podReplacementPolicy": "TerminatingOrFailed",
-    },
-    "CronJob": {
-        "concurrencyPolicy": "Allow",
-        "suspend": False,
-        "successfulJobsHistoryLimit": 3,
-        "failedJobsHistoryLimit": 1,
-    },
-    "HorizontalPodAutoscaler": {"minReplicas": 1},
-    "PersistentVolumeClaim": {"volumeMode": "Filesystem"},
+    "StatefulSet": {"replicas": 1, "podManagementPolicy": "OrderedReady", "serviceName": ""},
     "Service": {"type": "ClusterIP", "sessionAffinity": "None"},
     "CustomResourceDefinition": {"conversion": {"strategy": "None"}},
 }
@@ -52,7 +21,6 @@ POD: JsonObject = {
     "terminationGracePeriodSeconds": 30,
     "dnsPolicy": "ClusterFirst",
     "securityContext": {},
-    "schedulerName": "default-scheduler",
 }
 CONTAINER: JsonObject = {
     "terminationMessagePath": "/dev/termination-log",
@@ -90,9 +58,7 @@ def with_defaults(kind: str, item: JsonObject) -> JsonObject:
 def pod_defaults(spec: JsonObject) -> JsonObject:
     """Return the spec of a pod or of a pod template with its defaults."""
     spec = filled(spec, POD)
-    for name in ("containers", "initContainers"):
-        if name in spec:
-            spec[name] = [_container(each) for each in spec[name]]
+    spec["containers"] = [_container(each) for each in spec.get("containers") or []]
     if "volumes" in spec:
         spec["volumes"] = [_volume(each) for each in spec["volumes"]]
     if "serviceAccountName" in spec:
@@ -135,19 +101,9 @@ def _deployment(item: JsonObject) -> JsonObject:
     return item | {"spec": item["spec"] | {"strategy": strategy}}
 
 
-def _stateful_set(item: JsonObject) -> JsonObject:
-    strategy = item["spec"]["updateStrategy"]
-    if strategy["type"] == "RollingUpdate":
-        strategy = filled(strategy, {"rollingUpdate": {"partition": 0}})
-    return item | {"spec": item["spec"] | {"updateStrategy": strategy}}
-
-
 def _service_defaults(item: JsonObject) -> JsonObject:
     spec = item["spec"]
-    if spec["type"] != "ExternalName":
-        spec = filled(
-            spec, {"internalTrafficPolicy": "Cluster", "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"}
-        )
+    spec = filled(spec, {"internalTrafficPolicy": "Cluster", "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"})
     ports = [filled(each, {"protocol": "TCP", "targetPort": each.get("port")}) for each in spec.get("ports") or []]
     return item | {
         "spec": spec | ({"ports": ports} if ports else {}),
@@ -186,31 +142,20 @@ def _definition(item: JsonObject) -> JsonObject:
     return item | {"spec": item["spec"] | {"names": filled(names, defaults)}}
 
 
-def _network_policy(item: JsonObject) -> JsonObject:
-    spec = item.get("spec") or {}
-    types = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
-    return item | {"spec": filled(spec, {"policyTypes": types})}
-
-
 def _endpoint_slice(item: JsonObject) -> JsonObject:
     return item | {"ports": [filled(each, {"name": "", "protocol": "TCP"}) for each in item.get("ports") or []]}
 
 
 _SPECIAL: dict[str, Callable[[JsonObject], JsonObject]] = {
     "Deployment": _deployment,
-    "StatefulSet": _stateful_set,
     "Service": _service_defaults,
     "Secret": _secret,
     "Namespace": _namespace,
     "RoleBinding": _binding,
     "ClusterRoleBinding": _binding,
     "CustomResourceDefinition": _definition,
-    "NetworkPolicy": _network_policy,
     "EndpointSlice": _endpoint_slice,
 }
-
-
-_TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def allocated(kind: str, item: JsonObject, timestamp: str, rng: random.Random, services: str) -> JsonObject:
@@ -220,12 +165,8 @@ def allocated(kind: str, item: JsonObject, timestamp: str, rng: random.Random, s
             return _pod_fields(item)
         case "Service":
             return item | {"spec": _service_addresses(item["spec"], rng, services)}
-        case "Job":
-            return item | {"spec": _job_selector(item)}
         case "CustomResourceDefinition":
             return item | {"status": definition_status(item, timestamp)}
-        case "PersistentVolumeClaim":
-            return item | {"status": {"phase": "Pending"}}
     return item
 
 
@@ -233,18 +174,8 @@ def carried_over(kind: str, before: JsonObject, item: JsonObject) -> JsonObject:
     """Return a changed object with what an update may leave out."""
     match kind:
         case "Service":
-            spec, old = item["spec"], before["spec"]
-            if spec.get("type") != "ExternalName":
-                spec = {name: old[name] for name in ("clusterIP", "clusterIPs") if name in old} | spec
-            ports = {each["port"]: each["nodePort"] for each in old.get("ports") or [] if "nodePort" in each}
-            if spec.get("type") in ("NodePort", "LoadBalancer"):
-                spec["ports"] = [
-                    ({"nodePort": ports[each["port"]]} if each["port"] in ports else {}) | each
-                    for each in spec["ports"]
-                ]
-            return item | {"spec": spec}
-        case "Job":
-            return item | {"spec": {"selector": before["spec"]["selector"]} | item["spec"]}
+            addresses = {name: before["spec"][name] for name in ("clusterIP", "clusterIPs") if name in before["spec"]}
+            return item | {"spec": addresses | item["spec"]}
         case "CustomResourceDefinition":
             status = item.get("status") or {}
             return item | {"status": status | {"acceptedNames": item["spec"]["names"]}}
@@ -252,47 +183,18 @@ def carried_over(kind: str, before: JsonObject, item: JsonObject) -> JsonObject:
 
 
 def _pod_fields(item: JsonObject) -> JsonObject:
-    tolerations = list(item["spec"].get("tolerations") or [])
-    for key in _TOLERATED:
-        if not any(each.get("key") in (None, key) for each in tolerations):
-            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
     defaults: JsonObject = {"serviceAccountName": "default", "enableServiceLinks": True, "priority": 0}
     defaults |= {"preemptionPolicy": "PreemptLowerPriority"}
-    spec = filled(item["spec"], defaults) | {"tolerations": tolerations}
+    spec = filled(item["spec"], defaults)
     spec["serviceAccount"] = spec["serviceAccountName"]
-    resources = [each.get("resources") or {} for each in spec.get("containers") or []]
-    quality = "Burstable" if any(each.get("requests") or each.get("limits") for each in resources) else "BestEffort"
-    if resources and all(
-        each.get("limits") and each.get("requests", each["limits"]) == each["limits"] for each in resources
-    ):
-        quality = "Guaranteed"
-    return item | {"spec": spec, "status": {"phase": "Pending", "qosClass": quality}}
+    return item | {"spec": spec, "status": {"phase": "Pending"}}
 
 
 def _service_addresses(spec: JsonObject, rng: random.Random, services: str) -> JsonObject:
-    if spec["type"] == "ExternalName":
-        return spec
     if not spec.get("clusterIP"):
         network = ip_network(services)
         spec = spec | {"clusterIP": str(network[rng.randint(2, network.num_addresses - 2)])}
-    spec = spec | {"clusterIPs": [spec["clusterIP"]]}
-    if spec["type"] in ("NodePort", "LoadBalancer"):
-        spec["ports"] = [{"nodePort": NODE_PORTS + rng.randint(0, 2767)} | each for each in spec.get("ports") or []]
-    return spec
-
-
-def _job_selector(item: JsonObject) -> JsonObject:
-    spec: JsonObject = item["spec"]
-    uid, name = item["metadata"]["uid"], item["metadata"]["name"]
-    if spec.get("manualSelector") or "template" not in spec:
-        return spec
-    labels = {"batch.kubernetes.io/controller-uid": uid, "controller-uid": uid}
-    names = {"batch.kubernetes.io/job-name": name, "job-name": name}
-    template = spec["template"]
-    metadata = template.get("metadata") or {}
-    template = template | {"metadata": metadata | {"labels": (metadata.get("labels") or {}) | labels | names}}
-    selector = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
-    return spec | {"selector": selector, "template": template}
+    return spec | {"clusterIPs": [spec["clusterIP"]]}
 
 
 def definition_status(item: JsonObject, timestamp: str) -> JsonObject:

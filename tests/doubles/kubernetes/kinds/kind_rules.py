@@ -13,13 +13,8 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 SHORT_NAMES = {"Service", "Namespace"}
 """Kinds whose name is one label of a domain name: at most 63 characters, no dots."""
-WORKLOADS = {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"}
-STATEFUL_MUTABLE = {
-    *("replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit"),
-    *("persistentVolumeClaimRetentionPolicy", "minReadySeconds"),
-}
-POD_MUTABLE = {"activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "schedulingGates", "nodeName"}
-FORBIDDEN = "FieldValueForbidden"
+WORKLOADS = {"Deployment", "ReplicaSet", "StatefulSet"}
+POD_MUTABLE = {"activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "nodeName"}
 
 
 def breaches(kind: str, item: JsonObject) -> Iterator[Cause]:
@@ -29,61 +24,62 @@ def breaches(kind: str, item: JsonObject) -> Iterator[Cause]:
     for name, value in (metadata.get("labels") or {}).items():
         if not isinstance(value, str) or len(value) > 63 or not _LABEL_VALUE.fullmatch(value):
             text = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
-            yield Cause("metadata.labels", f"Invalid value: {quoted(value)}: {text} (label {name})")
+            yield _invalid("metadata.labels", value, f"{text} (label {name})")
     for name, value in (metadata.get("annotations") or {}).items():
         if not isinstance(value, str):
-            yield Cause(f"metadata.annotations[{name}]", f"Invalid value: {quoted(value)}: must be a string")
+            yield _invalid(f"metadata.annotations[{name}]", value, "must be a string")
     if kind in WORKLOADS:
-        labels = ((spec.get("template") or {}).get("metadata") or {}).get("labels") or {}
-        selector = spec.get("selector") or {}
-        if not selector.get("matchLabels") and not selector.get("matchExpressions"):
-            yield Cause("spec.selector", "Invalid value: {}: empty selector is invalid for " + kind.lower())
-        elif not matches_label_selector(selector, labels):
-            text = "`selector` does not match template `labels`"
-            yield Cause("spec.template.metadata.labels", f"Invalid value: {quoted(labels)}: {text}")
-    for name in ("replicas", "minReadySeconds", "parallelism", "completions", "backoffLimit"):
-        if isinstance(spec.get(name), int) and spec[name] < 0 and kind in {*WORKLOADS, "Job"}:
-            yield Cause(f"spec.{name}", f"Invalid value: {spec[name]}: must be greater than or equal to 0")
-    if kind == "Pod" or (kind in {*WORKLOADS, "Job"} and "template" in spec):
-        yield from _pod_breaches(kind, spec)
-    headless = spec.get("clusterIP") == "None" or spec.get("type") == "ExternalName"
-    if kind == "Service" and not spec.get("ports") and not headless:
+        yield from _workload_breaches(kind, spec)
+    if kind == "Pod":
+        yield from _pod_breaches("spec", spec)
+    if kind == "Service" and not spec.get("ports") and spec.get("clusterIP") != "None":
         yield Cause("spec.ports", "Required value", "FieldValueRequired")
-    if kind == "Lease" and spec.get("leaseDurationSeconds", 1) <= 0:
-        yield Cause(
-            "spec.leaseDurationSeconds", f"Invalid value: {spec['leaseDurationSeconds']}: must be greater than 0"
-        )
+    if kind == "Lease" and (seconds := spec.get("leaseDurationSeconds", 1)) <= 0:
+        yield _invalid("spec.leaseDurationSeconds", seconds, "must be greater than 0")
     if kind == "CustomResourceDefinition":
         yield from _definition_breaches(metadata.get("name"), spec)
-    if kind == "PodDisruptionBudget" and "minAvailable" in spec and "maxUnavailable" in spec:
-        text = "minAvailable and maxUnavailable cannot be both set"
-        yield Cause("spec", f"Invalid value: {quoted(spec)}: {text}")
+
+
+def _invalid(field: str, value: object, text: str) -> Cause:
+    return Cause(field, f"Invalid value: {quoted(value)}: {text}")
 
 
 def _name_breaches(kind: str, name: str) -> Iterator[Cause]:
     if kind in SHORT_NAMES:
-        if len(name) > 63 or not _LABEL.fullmatch(name):
-            text = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-'"
-            yield Cause("metadata.name", f"Invalid value: {quoted(name)}: {text}, and be no more than 63 characters")
+        fits = len(name) <= 63 and bool(_LABEL.fullmatch(name))
+        text = "a lowercase RFC 1123 label of at most 63 lower case alphanumeric characters or '-' is needed"
     elif kind.endswith(("Role", "RoleBinding")):
-        if "/" in name or "%" in name or name in (".", ".."):
-            yield Cause("metadata.name", f"Invalid value: {quoted(name)}: may not contain '/' or '%'")
-    elif len(name) > 253 or not _SUBDOMAIN.fullmatch(name):
-        text = (
-            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
-            "and must start and end with an alphanumeric character"
-        )
-        yield Cause("metadata.name", f"Invalid value: {quoted(name)}: {text}")
+        fits, text = not {"/", "%"} & set(name), "may not contain '/' or '%'"
+    else:
+        fits = len(name) <= 253 and bool(_SUBDOMAIN.fullmatch(name))
+        text = "a lowercase RFC 1123 subdomain of lower case alphanumeric characters, '-' or '.' is needed"
+    if not fits:
+        yield _invalid("metadata.name", name, text)
+
+
+def _workload_breaches(kind: str, spec: JsonObject) -> Iterator[Cause]:
+    template = spec.get("template") or {}
+    labels, selector = (template.get("metadata") or {}).get("labels") or {}, spec.get("selector") or {}
+    if not selector.get("matchLabels"):
+        yield _invalid("spec.selector", selector, f"empty selector is invalid for {kind.lower()}")
+    elif not matches_label_selector(selector, labels):
+        yield _invalid("spec.template.metadata.labels", labels, "`selector` does not match template `labels`")
+    for name in ("replicas", "minReadySeconds"):
+        if isinstance(spec.get(name), int) and spec[name] < 0:
+            yield _invalid(f"spec.{name}", spec[name], "must be greater than or equal to 0")
+    if (pod := template.get("spec") or {}).get("restartPolicy", "Always") != "Always":
+        text = f'Unsupported value: {quoted(pod["restartPolicy"])}: supported values: "Always"'
+        yield Cause("spec.template.spec.restartPolicy", text, "FieldValueNotSupported")
+    yield from _pod_breaches("spec.template.spec", pod)
 
 
 def _definition_breaches(name: object, spec: JsonObject) -> Iterator[Cause]:
     whole, versions = f"{(spec.get('names') or {}).get('plural')}.{spec.get('group')}", spec.get("versions") or []
     if name != whole:
-        text = f'must be spec.names.plural+"."+spec.group: {quoted(whole)}'
-        yield Cause("metadata.name", f"Invalid value: {quoted(name)}: {text}")
+        yield _invalid("metadata.name", name, f'must be spec.names.plural+"."+spec.group: {quoted(whole)}')
     if sum(bool(each.get("storage")) for each in versions) != 1:
-        text = "must have exactly one version marked as storage version"
-        yield Cause("spec.versions", f"Invalid value: {quoted([each.get('name') for each in versions])}: {text}")
+        names = [each.get("name") for each in versions]
+        yield _invalid("spec.versions", names, "must have exactly one version marked as storage version")
     for index, each in enumerate(versions):
         schema = (each.get("schema") or {}).get("openAPIV3Schema") or {}
         where = f"spec.versions[{index}].schema.openAPIV3Schema"
@@ -102,88 +98,50 @@ def _structure_breaches(where: str, schema: JsonObject) -> Iterator[Cause]:
         if isinstance(schema.get(name), dict):
             parts[f".{name}"] = schema[name]
     for name, part in parts.items():
-        if not isinstance(part, dict):
-            yield Cause(f"{where}{name}", f"Invalid value: {quoted(part)}: must be a schema")
-            continue
         free = part.get("x-kubernetes-preserve-unknown-fields") or part.get("x-kubernetes-int-or-string")
         if "type" not in part and not free:
             text = "Required value: must not be empty for specified object fields"
             yield Cause(f"{where}{name}.type", text, "FieldValueRequired")
-        keys = part.get("x-kubernetes-list-map-keys", [])
-        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            text = f"Invalid value: {quoted(keys)}: must be names of the items' properties"
-            yield Cause(f"{where}{name}.x-kubernetes-list-map-keys", text)
         yield from _structure_breaches(f"{where}{name}", part)
 
 
-def _pod_breaches(kind: str, spec: JsonObject) -> Iterator[Cause]:
-    path = "spec" if kind == "Pod" else "spec.template.spec"
-    pod = spec if kind == "Pod" else spec["template"].get("spec") or {}
+def _pod_breaches(path: str, pod: JsonObject) -> Iterator[Cause]:
     names = set[str]()
     if not pod.get("containers"):
         yield Cause(f"{path}.containers", "Required value", "FieldValueRequired")
+    volumes = {each.get("name") for each in pod.get("volumes") or []}
     for index, container in enumerate(pod.get("containers") or []):
         where, name = f"{path}.containers[{index}]", container.get("name", "")
         if not container.get("image"):
             yield Cause(f"{where}.image", "Required value", "FieldValueRequired")
-        if name in names:
-            yield Cause(f"{where}.name", f"Duplicate value: {quoted(name)}", "FieldValueDuplicate")
-        elif not _LABEL.fullmatch(name):
-            yield Cause(f"{where}.name", f"Invalid value: {quoted(name)}: a lowercase RFC 1123 label is needed")
+        if name in names or not _LABEL.fullmatch(name):
+            yield _invalid(f"{where}.name", name, "a lowercase RFC 1123 label is needed that no other container has")
         names.add(name)
-        volumes = {each.get("name") for each in pod.get("volumes") or []}
-        for number, mount in enumerate(container.get("volumeMounts") or []):
-            if mount.get("name") not in volumes and kind != "StatefulSet":
-                yield Cause(
-                    f"{where}.volumeMounts[{number}].name",
-                    f"Not found: {quoted(mount.get('name'))}",
-                    "FieldValueNotFound",
-                )
-        for resource, request in ((container.get("resources") or {}).get("requests") or {}).items():
-            limit = ((container.get("resources") or {}).get("limits") or {}).get(resource)
-            if "/" in resource and limit is not None and str(limit) != str(request):
-                text = f"must be equal to {resource} limit of {limit}"
-                yield Cause(f"{where}.resources.requests", f"Invalid value: {quoted(str(request))}: {text}")
-    policy = pod.get("restartPolicy")
-    if kind in WORKLOADS and policy != "Always":
-        text = f'Unsupported value: {quoted(policy)}: supported values: "Always"'
-        yield Cause(f"{path}.restartPolicy", text, "FieldValueNotSupported")
-    if kind == "Job" and policy == "Always":
-        text = f'Unsupported value: {quoted(policy)}: supported values: "OnFailure", "Never"'
-        yield Cause(f"{path}.restartPolicy", text, "FieldValueNotSupported")
+        for mount in container.get("volumeMounts") or []:
+            if mount.get("name") not in volumes:
+                yield Cause(f"{where}.volumeMounts", f"Not found: {quoted(mount.get('name'))}", "FieldValueNotFound")
+        resources = container.get("resources") or {}
+        limits = resources.get("limits") or {}
+        for resource, request in (resources.get("requests") or {}).items():
+            if "/" in resource and str(limits.get(resource, request)) != str(request):
+                text = f"must be equal to {resource} limit of {limits[resource]}"
+                yield _invalid(f"{where}.resources.requests", str(request), text)
 
 
 def changes_refused(kind: str, before: JsonObject, item: JsonObject) -> Iterator[Cause]:
     """Yield the changes that a kind does not allow."""
     old, new = before.get("spec") or {}, item.get("spec") or {}
-    immutable = {"Deployment": ["selector"], "ReplicaSet": ["selector"], "DaemonSet": ["selector"]}
-    immutable |= {"Job": ["selector", "template", "completionMode"], "Service": ["clusterIP"]}
-    for name in immutable.get(kind, []):
-        if kind == "Service" and not old.get(name):
-            continue
-        if old.get(name) != new.get(name):
-            yield Cause(f"spec.{name}", f"Invalid value: {quoted(new.get(name))}: field is immutable")
-    if kind == "StatefulSet" and _without(old, STATEFUL_MUTABLE) != _without(new, STATEFUL_MUTABLE):
-        fields = "'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', "
-        fields += "'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds'"
-        text = f"Forbidden: updates to statefulset spec for fields other than {fields} are forbidden"
-        yield Cause("spec", text, FORBIDDEN)
+    immutable = {**dict.fromkeys(WORKLOADS, "selector"), "Service": "clusterIP"}
+    if (name := immutable.get(kind)) and old.get(name) not in (None, new.get(name)):
+        yield _invalid(f"spec.{name}", new.get(name), "field is immutable")
     if kind == "Pod" and _pod_identity(old) != _pod_identity(new):
-        text = (
-            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
-            "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it "
-            "was previously negative)"
-        )
-        yield Cause("spec", text, FORBIDDEN)
+        mutable = ", ".join(["spec.containers[*].image", *sorted(POD_MUTABLE)])
+        text = f"Forbidden: pod updates may not change fields other than {mutable}"
+        yield Cause("spec", text, "FieldValueForbidden")
     if kind == "Secret" and before.get("type") != item.get("type"):
-        yield Cause("type", f"Invalid value: {quoted(item.get('type'))}: field is immutable")
-    if kind in ("ConfigMap", "Secret") and before.get("immutable"):
-        data = [(each.get("data"), each.get("binaryData"), each.get("immutable")) for each in (before, item)]
-        if data[0] != data[1]:
-            yield Cause("data", "Forbidden: field is immutable when `immutable` is set", FORBIDDEN)
+        yield _invalid("type", item.get("type"), "field is immutable")
     if kind.endswith("RoleBinding") and before.get("roleRef") != item.get("roleRef"):
-        yield Cause("roleRef", f"Invalid value: {quoted(item.get('roleRef'))}: cannot change roleRef")
+        yield _invalid("roleRef", item.get("roleRef"), "cannot change roleRef")
 
 
 def _without(spec: JsonObject, names: set[str]) -> JsonObject:
@@ -191,7 +149,5 @@ def _without(spec: JsonObject, names: set[str]) -> JsonObject:
 
 
 def _pod_identity(spec: JsonObject) -> JsonObject:
-    fixed = _without(spec, {*POD_MUTABLE, "containers", "initContainers", "ephemeralContainers"})
-    for name in ("containers", "initContainers"):
-        fixed[name] = [_without(each, {"image"}) for each in spec.get(name) or []]
-    return fixed
+    containers = [_without(each, {"image"}) for each in spec.get("containers") or []]
+    return {**_without(spec, POD_MUTABLE), "containers": containers}

@@ -15,21 +15,13 @@ REF = "#/components/schemas/"
 
 LIST_KEYS = {
     "Container": ("name",),
-    "EphemeralContainer": ("name",),
     "EnvVar": ("name",),
     "ContainerPort": ("containerPort", "protocol"),
     "Volume": ("name",),
     "VolumeMount": ("mountPath",),
-    "VolumeDevice": ("devicePath",),
     "ServicePort": ("port", "protocol"),
-    "LocalObjectReference": ("name",),
-    "HostAlias": ("ip",),
-    "TopologySpreadConstraint": ("topologyKey", "whenUnsatisfiable"),
     "OwnerReference": ("uid",),
     "PodIP": ("ip",),
-    "NodeAddress": ("type",),
-    "ResourceClaim": ("name",),
-    "PodResourceClaim": ("name",),
 }
 """What tells the items of a list apart, by their type; conditions are told apart by their `type`."""
 SETS = {"finalizers", "publishNames"}
@@ -56,7 +48,6 @@ SCALARS: dict[str, JsonObject] = {
     "JSONSchemaPropsOrStringArray": {"x-kubernetes-preserve-unknown-fields": True},
     "JSONSchemaProps": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
 }
-_DESCRIPTION = re.compile(r"^\s+\* \*\*(\w+)\*\* ``[^`]*``(?: - )?(.*?)(?=^\s+\* \*\*|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class BuiltinSchemas:
@@ -83,19 +74,13 @@ class BuiltinSchemas:
         return {"$ref": f"{REF}{name}"}
 
     def _object(self, model: Any) -> JsonObject:
-        text = model.__doc__ or ""
-        notes = {field: " ".join(note.split()) for field, note in _DESCRIPTION.findall(text)}
-        properties: JsonObject = {}
         names = model.__struct_encode_fields__
-        for field, name in zip(model.__struct_fields__, names, strict=True):
-            schema = self._field(name, model.__annotations__[field], model.__module__)
-            properties[name] = schema | ({"description": notes[field]} if notes.get(field) else {})
-        required = list(names[: len(names) - len(model.__struct_defaults__)])
-        schema = {
-            "type": "object",
-            "properties": properties,
-            "description": text.partition("**parameters**")[0].strip(),
+        properties = {
+            name: self._field(name, model.__annotations__[field], model.__module__)
+            for field, name in zip(model.__struct_fields__, names, strict=True)
         }
+        required = list(names[: len(names) - len(model.__struct_defaults__)])
+        schema: JsonObject = {"type": "object", "properties": properties}
         return schema | ({"required": required} if required else {})
 
     def _field(self, name: str, annotation: str, module: str) -> JsonObject:
@@ -136,65 +121,43 @@ def schema_name(model: type) -> str:
 
 
 BUILT_IN = {
-    "core_v1": (
-        "Namespace:ns Node:no Pod:po Service:svc Endpoints:ep ConfigMap:cm Secret ServiceAccount:sa Event:ev "
-        "PersistentVolumeClaim:pvc PersistentVolume:pv ReplicationController:rc ResourceQuota:quota LimitRange:limits"
-    ),
-    "apps_v1": "Deployment:deploy ReplicaSet:rs StatefulSet:sts DaemonSet:ds ControllerRevision",
-    "batch_v1": "Job CronJob:cj",
-    "autoscaling_v2": "HorizontalPodAutoscaler:hpa",
+    "core_v1": "Namespace:ns Node:no Pod:po Service:svc ConfigMap:cm Secret ServiceAccount:sa Event:ev",
+    "apps_v1": "Deployment:deploy ReplicaSet:rs StatefulSet:sts",
     "policy_v1": "PodDisruptionBudget:pdb",
     "coordination_v1": "Lease",
     "discovery_v1": "EndpointSlice",
-    "events_v1": "Event:ev",
-    "networking_v1": "NetworkPolicy:netpol Ingress:ing IngressClass",
+    "networking_v1": "NetworkPolicy:netpol",
     "rbac_authorization_v1": "Role RoleBinding ClusterRole ClusterRoleBinding",
-    "scheduling_v1": "PriorityClass:pc",
-    "storage_v1": "StorageClass:sc",
     "apiextensions_v1": "CustomResourceDefinition:crd,crds",
+    "authorization_v1": "SelfSubjectAccessReview",
 }
 """Modules of lightkube's resources, with the kinds and their short names; the rest of a kind is read from there."""
-
-REVIEWS = {
-    "authorization_v1": ("SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview"),
-    "authentication_v1": "TokenReview SelfSubjectReview",
-}
-"""Kinds that are created to be answered, and stored nowhere."""
-IN_ALL = {"Pod", "Service", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob"}
-IN_ALL |= {"HorizontalPodAutoscaler", "ReplicationController"}
-"""Kinds that `kubectl get all` lists."""
-
+REVIEW = "SelfSubjectAccessReview"
+"""Kind that is created to be answered, and stored nowhere."""
 SELECTABLE_FIELDS = {
-    "pods": "spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName status.phase status.podIP",
+    "pods": "spec.nodeName status.phase status.podIP",
     "events": (
-        "involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.fieldPath "
-        "involvedObject.apiVersion involvedObject.resourceVersion reason reportingComponent source type"
-    ),
-    "events.events.k8s.io": (
-        "reason reportingController type regarding.kind regarding.namespace regarding.name regarding.uid"
+        "involvedObject.kind involvedObject.apiVersion involvedObject.namespace involvedObject.name involvedObject.uid "
+        "reason type"
     ),
     "secrets": "type",
     "namespaces": "status.phase",
-    "nodes": "spec.unschedulable",
-    "services": "spec.clusterIP spec.type",
-    "jobs.batch": "status.successful",
 }
-NO_GENERATION = {"ConfigMap", "Secret", "ServiceAccount", "Service", "Endpoints", "Event", "Node", "Namespace", "Lease"}
-NO_GENERATION |= {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "PersistentVolumeClaim"}
-NO_GENERATION |= {"PersistentVolume", "ControllerRevision", "PriorityClass", "StorageClass", "ResourceQuota"}
-NO_GENERATION |= {"LimitRange", "HorizontalPodAutoscaler"}
+NO_GENERATION = {"ConfigMap", "Secret", "ServiceAccount", "Service", "Event", "Node", "Namespace", "Lease"}
+NO_GENERATION |= {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 """Built-in kinds without `metadata.generation` (EndpointSlices count, and pods since Kubernetes 1.33)."""
 
 
 class PrinterColumn(msgspec.Struct, frozen=True):
-    """A column of `kubectl get`; the path is the JSONPath of a CRD, built-in kinds compute theirs."""
+    """A column of `kubectl get`, with the JSONPath of a CRD; built-in kinds compute theirs."""
 
     name: str
     type: str = "string"
     path: str = ""
     priority: int = 0
-    description: str = ""
-    format: str = ""
+
+
+AGE = PrinterColumn("Age", "date", ".metadata.creationTimestamp")
 
 
 class ScalePaths(msgspec.Struct, frozen=True):
@@ -217,10 +180,9 @@ class ResourceKind(msgspec.Struct, frozen=True):
     singular: str = ""
     list_kind: str = ""
     short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
     subresources: dict[str, tuple[str, str, str]] = {}
     """Name of a subresource and its own group, version and kind."""
-    columns: tuple[PrinterColumn, ...] = ()
+    columns: tuple[PrinterColumn, ...] = (AGE,)
     selectable: tuple[str, ...] = ()
     scale: ScalePaths = ScalePaths()
     custom: bool = False
@@ -229,18 +191,13 @@ class ResourceKind(msgspec.Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """The plural with its group, as in messages and as the store's table."""
+        """The plural with its group, as in messages and in the store."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def api_version(self) -> str:
         """Group and version as objects name them."""
         return f"{self.group}/{self.version}" if self.group else self.version
-
-    @property
-    def table(self) -> str:
-        """Where the store has the objects: events have two groups and one table."""
-        return "events" if self.plural == "events" and self.group == "events.k8s.io" else self.resource
 
     @property
     def has_status(self) -> bool:
@@ -267,7 +224,7 @@ class ResourceKinds:
 
     def by_table(self, table: str) -> ResourceKind | None:
         """Return the first kind whose objects lie in a table of the store."""
-        return next((kind for kind in self if kind.table == table), None)
+        return next((kind for kind in self if kind.resource == table), None)
 
     def versions(self) -> dict[str, list[str]]:
         """Return the groups with their versions, the preferred first."""
@@ -299,14 +256,7 @@ def custom_kinds(definition: JsonObject) -> Iterable[ResourceKind]:
         scale = subresources.get("scale") or {}
         kinds = {"status": (group, name, names["kind"]), "scale": ("autoscaling", "v1", "Scale")}
         columns = [
-            PrinterColumn(
-                column["name"],
-                column.get("type", "string"),
-                column["jsonPath"],
-                column.get("priority", 0),
-                column.get("description", ""),
-                column.get("format", ""),
-            )
+            PrinterColumn(column["name"], column.get("type", "string"), column["jsonPath"], column.get("priority", 0))
             for column in version.get("additionalPrinterColumns") or []
         ]
         yield ResourceKind(
@@ -319,9 +269,8 @@ def custom_kinds(definition: JsonObject) -> Iterable[ResourceKind]:
             singular=names.get("singular") or names["kind"].lower(),
             list_kind=names.get("listKind") or f"{names['kind']}List",
             short_names=tuple(names.get("shortNames") or ()),
-            categories=tuple(names.get("categories") or ()),
             subresources={each: kinds[each] for each in ("status", "scale") if each in subresources},
-            columns=tuple(columns) or (PrinterColumn("Age", "date", ".metadata.creationTimestamp"),),
+            columns=tuple(columns) or (AGE,),
             selectable=tuple(each["jsonPath"].lstrip(".") for each in version.get("selectableFields") or []),
             scale=ScalePaths(
                 scale.get("specReplicasPath", ""),
@@ -333,7 +282,7 @@ def custom_kinds(definition: JsonObject) -> Iterable[ResourceKind]:
 
 
 def _built_in_kinds(schemas: BuiltinSchemas) -> Iterator[ResourceKind]:
-    for module, names in (BUILT_IN | REVIEWS).items():
+    for module, names in BUILT_IN.items():
         resources = import_module(f"lightkube.resources.{module}")
         infos = [
             each._api_info for _, each in inspect.getmembers(resources, inspect.isclass) if hasattr(each, "_api_info")
@@ -348,9 +297,7 @@ def _built_in_kinds(schemas: BuiltinSchemas) -> Iterator[ResourceKind]:
                 if each.action and each.plural == plural
             }
             if kind == "Pod":
-                subresources |= {
-                    each: ("", "v1", f"Pod{each.title()}Options") for each in ("attach", "exec", "portforward")
-                }
+                subresources["portforward"] = ("", "v1", "PodPortForwardOptions")
             resource = f"{plural}.{info.resource.group}" if info.resource.group else plural
             yield ResourceKind(
                 group=info.resource.group,
@@ -362,9 +309,8 @@ def _built_in_kinds(schemas: BuiltinSchemas) -> Iterator[ResourceKind]:
                 singular=kind.lower(),
                 list_kind=f"{kind}List",
                 short_names=tuple(filter(None, short.split(","))),
-                categories=("all",) if kind in IN_ALL else (),
                 subresources=subresources,
                 selectable=tuple(SELECTABLE_FIELDS.get(resource, "").split()),
                 generation=kind not in NO_GENERATION,
-                review=module in REVIEWS,
+                review=kind == REVIEW,
             )

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,17 +50,8 @@ async def act(action: JsonObject, container: JsonObject, address: str, execute: 
         code = await execute(command["command"])
         return f"command exited with {code}" if code else ""
     if target := action.get("httpGet"):
-        port = _port(target["port"], container)
-        code = await _http_status(target, target.get("host") or address, port)
+        code = await _http_status(target, address, _port(target["port"], container))
         return "" if 200 <= code < 400 else f"HTTP probe failed with statuscode: {code}"
-    if target := action.get("tcpSocket"):
-        _, writer = await asyncio.open_connection(target.get("host") or address, _port(target["port"], container))
-        writer.close()
-        return ""
-    if target := action.get("grpc"):
-        return await _grpc_health(f"{address}:{target['port']}", target.get("service") or "")
-    if target := action.get("sleep"):
-        await asyncio.sleep(target["seconds"])
     return ""
 
 
@@ -73,11 +63,9 @@ def _port(port: int | str, container: JsonObject) -> int:
 
 
 async def _http_status(target: JsonObject, host: str, port: int) -> int:
-    secure = unverified() if target.get("scheme") == "HTTPS" else None  # as a real kubelet does
-    reader, writer = await asyncio.open_connection(host, port, ssl=secure)
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         headers = {"Host": f"{host}:{port}", "User-Agent": "kube-probe/1.35", "Connection": "close"}
-        headers |= {each["name"]: each["value"] for each in target.get("httpHeaders") or ()}
         lines = [f"GET {target.get('path') or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode())
         words = (await reader.readline()).split()
@@ -86,30 +74,9 @@ async def _http_status(target: JsonObject, host: str, port: int) -> int:
         writer.close()
 
 
-def unverified() -> ssl.SSLContext:
-    """Return settings of a TLS client that takes any certificate."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-async def _grpc_health(target: str, service: str) -> str:
-    import grpc
-
-    name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest.service, at most 127 bytes
-    async with grpc.aio.insecure_channel(target) as channel:
-        try:
-            answer = await channel.unary_unary("/grpc.health.v1.Health/Check")(request)
-        except grpc.aio.AioRpcError as error:
-            return str(error.details())
-    return "" if answer == b"\x08\x01" else "the service is not serving"
-
-
 PROCESS = Path(__file__).with_name("container_process.py")
-BACK_OFF_S, BACK_OFF_LIMIT_S, FORGIVEN_S = 10.0, 300.0, 600.0
-"""Seconds before a crashed container starts again: doubled each time up to a limit, forgotten after a long run."""
-CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS}
+BACK_OFF_S, BACK_OFF_LIMIT_S = 10.0, 300.0
+"""Seconds before a crashed container starts again: doubled each time up to a limit."""
 RETRY_S = 0.5
 """Seconds before it is looked again for a ConfigMap or Secret that is missing."""
 
@@ -120,11 +87,9 @@ class ContainerLife:
     def __init__(self, sandbox: PodSandbox, spec: JsonObject, restarts: str) -> None:
         self.spec = spec
         self.name = spec["name"]
-        self.restart_policy = restarts
+        self._restarts = restarts
         self.restarts = 0
         self.started = self.ready = False
-        self.up = asyncio.Event()
-        """Set once it has started, startup probe included."""
         self.pid = 0
         self.ended: int | None = None
         self._sandbox = sandbox
@@ -133,7 +98,6 @@ class ContainerLife:
         self._process: asyncio.subprocess.Process | None = None
         self._variables: dict[str, str] = {}
         self._stopping = False
-        self._crashed_by = 0
 
     @property
     def status(self) -> JsonObject:
@@ -141,8 +105,7 @@ class ContainerLife:
         return {
             "name": self.name,
             "image": self.spec.get("image", ""),
-            "imageID": self.spec.get("image", ""),
-            "containerID": f"process://{self.pid}" if self.pid else "",
+            "imageID": "",
             "ready": self.ready,
             "started": self.started,
             "restartCount": self.restarts,
@@ -161,16 +124,14 @@ class ContainerLife:
         await self._pull()
         while True:
             await self._sandbox.powered.wait()
-            began = time.monotonic()
             code = await self._run_once()
             self.ready = self.started = False
-            if self._stopping or self.restart_policy == "Never" or (self.restart_policy == "OnFailure" and not code):
+            if self._stopping or self._restarts == "Never":
                 self.ended = code
                 self._sandbox.report()
                 return code
             self._last = self._state
             self._sandbox.report()
-            back_off = 0.0 if time.monotonic() - began > FORGIVEN_S / self._sandbox.speed else back_off
             if back_off:
                 message = f"back-off {back_off:.0f}s restarting failed container={self.name}"
                 await self._pause("CrashLoopBackOff", message, back_off)
@@ -190,12 +151,7 @@ class ContainerLife:
         self._wait("ContainerCreating")
         name, image = self.spec.get("image", ""), self._sandbox.script.image(self.spec.get("image", ""))
         failures, back_off = 0, BACK_OFF_S
-        await self._sandbox.event("Pulling", f'Pulling image "{name}"')
-        while True:
-            await asyncio.sleep(image.pull_s)
-            if failures == image.failures:
-                await self._sandbox.event("Pulled", f'Successfully pulled image "{name}"')
-                return
+        while failures != image.failures:
             failures += 1
             self._wait("ErrImagePull", f'failed to pull image "{name}": not found')
             await self._sandbox.event("Failed", f'Failed to pull image "{name}": not found', warning=True)
@@ -211,9 +167,7 @@ class ContainerLife:
         path = folder / "process.json"
         path.write_text(json.dumps(spec))
         log = self._sandbox.logs / f"{self.name}.log"
-        if self.restarts and log.exists():
-            log.replace(log.with_name(f"{self.name}.previous.log"))
-        with log.open("ab") as file:
+        with log.open("wb") as file:
             words = (sys.executable, "-I", "-S", str(PROCESS), str(path))
             process = await asyncio.create_subprocess_exec(
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file
@@ -230,11 +184,8 @@ class ContainerLife:
             code = await process.wait()
         finally:
             checks.cancel()
-        if self._crashed_by:
-            code, self._crashed_by = 128 + self._crashed_by, 0
         reason = "Completed" if code == 0 else "ContainerCannotRun" if code in (126, 127, 128) else "Error"
         ended = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp(time.time())}
-        ended |= {"containerID": f"process://{self.pid}"}
         self._state = {"terminated": ended | ({"signal": code - 128} if code > 128 else {})}
         self.pid = 0
         return code
@@ -252,7 +203,7 @@ class ContainerLife:
             except MissingObject as missing:
                 self._wait("CreateContainerConfigError", str(missing))
             await asyncio.sleep(RETRY_S)
-        mounts = [*environment.mounts(self.spec, self._variables), *self._sandbox.resolver_mounts()]
+        mounts = [*environment.mounts(self.spec), *self._sandbox.resolver_mounts()]
         security = self.spec.get("securityContext") or {}
         return {
             "command": command,
@@ -272,8 +223,6 @@ class ContainerLife:
 
     async def _check(self) -> None:
         """Run the probes: the startup probe first, then the others beside each other."""
-        if hook := (self.spec.get("lifecycle") or {}).get("postStart"):
-            await self._do(hook)
         if self.spec.get("startupProbe"):
             passed = asyncio.Event()
 
@@ -286,7 +235,6 @@ class ContainerLife:
             finally:
                 startup.cancel()
         self.started = True
-        self.up.set()
         self.ready = "readinessProbe" not in self.spec
         self._sandbox.report()
         async with asyncio.TaskGroup() as group:
@@ -359,15 +307,6 @@ class ContainerLife:
         except TimeoutError:
             self.signal(signal.SIGKILL) if self.pid else process.kill()
             await process.wait()
-
-    def crash(self, number: int) -> None:
-        """Have it ended by a signal that the kernel sends for a fault of the program, or send it any other.
-
-        A kernel does not deliver such signals to the first process of a container when another process sends them.
-        """
-        if number in CRASHES:
-            self._crashed_by, number = number, signal.SIGKILL
-        self.signal(number)
 
     def lose_power(self) -> None:
         """End it as its node goes off."""

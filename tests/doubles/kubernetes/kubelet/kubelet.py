@@ -20,7 +20,6 @@ from tests.doubles.kubernetes.controllers.cluster_objects import (
     timestamp,
     with_condition,
 )
-from tests.doubles.kubernetes.controllers.pod_scheduler import UNREACHABLE
 from tests.doubles.kubernetes.kubelet.container_life import ContainerLife
 from tests.doubles.kubernetes.kubelet.pod_network import PodNetwork, ServiceProxy
 from tests.doubles.kubernetes.kubelet.pod_sandbox import PodSandbox
@@ -36,16 +35,10 @@ class PodLife:
 
     def __init__(self, sandbox: PodSandbox) -> None:
         spec = sandbox.pod["spec"]
-        restarts = spec.get("restartPolicy") or "Always"
         self.sandbox = sandbox
         self.silent = False
-        self._init = [
-            ContainerLife(sandbox, each, each.get("restartPolicy") or ("Never" if restarts == "Never" else "OnFailure"))
-            for each in spec.get("initContainers") or ()
-        ]
-        self._main = [ContainerLife(sandbox, each, restarts) for each in spec["containers"]]
+        self.containers = [ContainerLife(sandbox, each, spec["restartPolicy"]) for each in spec["containers"]]
         self._began = timestamp(time.time())
-        self._initialized = not self._init
         self._evicted: str | None = None
         self._stopping = False
         self._signal = ""
@@ -57,25 +50,8 @@ class PodLife:
         await self.sandbox.open()
         self._tasks = [asyncio.create_task(each) for each in (self._run(), self._report())]
 
-    @property
-    def containers(self) -> list[ContainerLife]:
-        """All its containers."""
-        return [*self._init, *self._main]
-
     async def _run(self) -> None:
-        for each in self._init:
-            run = asyncio.create_task(each.run())
-            self._tasks.append(run)
-            if each.restart_policy == "Always":  # a sidecar: it goes on beside the others
-                await asyncio.wait({run, asyncio.ensure_future(each.up.wait())}, return_when="FIRST_COMPLETED")
-            elif await run:
-                self.sandbox.report()
-                return
-        self._initialized = True
-        self.sandbox.report()
-        await asyncio.gather(*(each.run() for each in self._main))
-        for each in self._init:  # sidecars end with the containers that they are beside
-            await each.stop(self.sandbox.grace_s)
+        await asyncio.gather(*(each.run() for each in self.containers))
         self.sandbox.report()
 
     async def observe(self, pod: JsonObject) -> None:
@@ -99,15 +75,14 @@ class PodLife:
         self.sandbox.report()
 
     def _send(self, wanted: str) -> None:
-        """Send the signal of an annotation such as "KILL" or "engine:SEGV:2" to one container or to all."""
-        *names, word = [part for part in wanted.split(":") if not part.isdigit()] or [""]
-        number = getattr(signal, f"SIG{word.removeprefix('SIG')}", None)
+        """Send the signal of an annotation such as "KILL" or "KILL:2" to all containers."""
+        number = getattr(signal, f"SIG{wanted.partition(':')[0]}", None)
         for each in self.containers:
-            if number is not None and (not names or each.name in names):
-                each.crash(number)
+            if number is not None:
+                each.signal(number)
 
     async def _stop(self) -> None:
-        await self.sandbox.event("Killing", f"Stopping container {', '.join(each.name for each in self._main)}")
+        await self.sandbox.event("Killing", f"Stopping container {', '.join(each.name for each in self.containers)}")
         await asyncio.gather(*(each.stop(self.sandbox.grace_s) for each in self.containers))
         self._tasks[0].cancel()
         self.sandbox.report()
@@ -165,27 +140,21 @@ class PodLife:
     def _phase(self) -> str:
         if self._evicted is not None:
             return "Failed"
-        failed_init = [each for each in self._init if each.ended and not self._initialized]
-        ends = [each.ended for each in self._main]
-        if failed_init or (None not in ends and any(ends)):
-            return "Failed"
+        ends = [each.ended for each in self.containers]
         if None not in ends:
-            return "Succeeded"
-        started = any(each.running or each.restarts for each in self._main)
-        return "Running" if self._initialized and (started or any(end is not None for end in ends)) else "Pending"
+            return "Failed" if any(ends) else "Succeeded"
+        started = any(each.running or each.restarts or each.ended is not None for each in self.containers)
+        return "Running" if started else "Pending"
 
     def _status(self, pod: JsonObject) -> JsonObject:
         phase = self._phase()
         over = phase in ("Succeeded", "Failed")
-        ready = not over and all(each.ready for each in self._main)
+        ready = not over and all(each.ready for each in self.containers)
         unready = "" if ready else "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
-        gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates") or ()]
         conditions = (pod.get("status") or {}).get("conditions") or ()
-        passed = {each["type"] for each in conditions if each["status"] == "True"}.issuperset(gates)
         facts = {
-            "PodReadyToStartContainers": (bool(self.sandbox.address), ""),
-            "Initialized": (self._initialized, "" if self._initialized else "ContainersNotInitialized"),
-            "Ready": (ready and passed, unready or ("" if passed else "ReadinessGatesNotReady")),
+            "Initialized": (True, ""),
+            "Ready": (ready, unready),
             "ContainersReady": (ready, unready),
             "PodScheduled": (True, ""),
         }
@@ -199,11 +168,8 @@ class PodLife:
             "podIP": self.sandbox.address,
             "podIPs": [{"ip": self.sandbox.address}],
             "startTime": self._began,
-            "qosClass": "Burstable",
-            "containerStatuses": [each.status for each in self._main],
+            "containerStatuses": [each.status for each in self.containers],
         }
-        if self._init:
-            status["initContainerStatuses"] = [each.status for each in self._init]
         if self._evicted is not None:
             status |= {"reason": "Evicted", "message": self._evicted}
         return status
@@ -327,7 +293,3 @@ class Kubelet:
         status = {"capacity": room, "allocatable": room, "conditions": [ready], "addresses": addresses}
         facts = {**dict.fromkeys(NODE_INFO, ""), "kubeletVersion": "v1.35.0", "operatingSystem": "linux"}
         await self._objects.set_status(node, {**status, "nodeInfo": facts})
-        taints = node["spec"].get("taints") or ()
-        if any(taint["key"] == UNREACHABLE for taint in taints):
-            left = [taint for taint in taints if taint["key"] != UNREACHABLE]
-            await self._objects.merge(node, {"spec": {"taints": left or None}})

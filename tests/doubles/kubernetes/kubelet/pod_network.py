@@ -2,12 +2,11 @@
 
 import asyncio
 import ctypes
-import logging
 import os
 import random
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
@@ -145,20 +144,12 @@ async def command(*words: str, text: bytes | None = None) -> None:
     Raises:
         OSError: it failed; the message is what it wrote.
     """
-    await output_of(words, text)
-
-
-async def output_of(words: Sequence[str], text: bytes | None = None) -> bytes:
-    """Run a command and return its output; raise OSError where it fails."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
-    output, errors = await process.communicate(text)
+    _, errors = await process.communicate(text)
     if process.returncode:
         raise OSError(f"`{' '.join(words)}` failed: {errors.decode(errors='replace').strip()}")
-    return output
 
-
-log = logging.getLogger(__name__)
 
 CHUNK = 65536
 CONNECT_S = 5.0
@@ -175,14 +166,11 @@ class Backend(NamedTuple):
 class ServiceProxy:
     """Listens at each Service's address and port while it has ready pods, and forwards connections to them in turn."""
 
-    def __init__(
-        self, objects: ClusterObjects, network: str, api: Backend, tls: ssl.SSLContext, api_tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, objects: ClusterObjects, network: str, api: Backend, tls: ssl.SSLContext) -> None:
         self._objects = objects
         self._network = ip_network(network)
         self._api = api
         self._tls = tls
-        self._api_tls = api_tls
         self._backends: dict[Backend, list[Backend]] = {}
         self._listeners: dict[Backend, asyncio.Server] = {}
         self._turns: dict[Backend, int] = {}
@@ -235,8 +223,7 @@ class ServiceProxy:
         turn = self._turns[place] = self._turns.get(place, -1) + 1
         async with asyncio.timeout(CONNECT_S):
             backend = backends[turn % len(backends)]
-            tls = self._api_tls if backend is self._api else None
-            back_reader, back_writer = await asyncio.open_connection(*backend, ssl=tls)
+            back_reader, back_writer = await asyncio.open_connection(*backend)
         try:
             await asyncio.gather(_copy(reader, back_writer), _copy(back_reader, writer))
         finally:

@@ -52,23 +52,22 @@ def command_of(container: JsonObject, image: ScriptedImage, variables: Mapping[s
 class PodEnvironment:
     """What the containers of one pod get of the cluster's objects."""
 
-    def __init__(self, objects: ClusterObjects, pod: JsonObject, folder: Path, address: str, claims: Path) -> None:
+    def __init__(self, objects: ClusterObjects, pod: JsonObject, folder: Path, address: str) -> None:
         self._objects = objects
         self._pod = pod
         self._folder = folder
         self._address = address
-        self._claims = claims
         self._namespace: str = pod["metadata"]["namespace"]
 
     def variables(self, container: JsonObject, image: ScriptedImage) -> dict[str, str]:
-        """Return a container's variables: of Services, of its image, of envFrom, of env.
+        """Return a container's variables: of the API server, of its image, of envFrom, of env.
 
         Raises:
             MissingObject: what one of them comes from is not there.
         """
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"])
         variables = {"PATH": path, "HOSTNAME": self._pod["spec"].get("hostname") or self._pod["metadata"]["name"]}
-        variables |= {"HOME": "/root", "LANG": "C.UTF-8", **self._services(), **image.env}
+        variables |= {"HOME": "/root", "LANG": "C.UTF-8", **self._api_server(), **image.env}
         for source in container.get("envFrom") or ():
             kind = "ConfigMap" if "configMapRef" in source else "Secret"
             reference = source.get("configMapRef") or source["secretRef"]
@@ -76,30 +75,26 @@ class PodEnvironment:
             prefix = source.get("prefix") or ""
             variables |= {prefix + key: value.decode() for key, value in data.items()}
         for each in container.get("env") or ():
-            value = self._value(each["valueFrom"], container) if each.get("valueFrom") else each.get("value") or ""
+            value = self._value(each["valueFrom"]) if each.get("valueFrom") else each.get("value") or ""
             if value is not None:
                 variables[each["name"]] = expand(value, variables)
         return variables
 
-    def _services(self) -> dict[str, str]:
-        variables: dict[str, str] = {}
-        services = self._objects.all("Service", self._namespace)
-        kubernetes = self._objects.get("Service", "default", "kubernetes")
-        for service in (*services, *([kubernetes] if kubernetes else [])):
-            address, ports = service["spec"].get("clusterIP"), service["spec"].get("ports") or ()
-            if address in (None, "", "None") or not ports:
-                continue
-            name = service["metadata"]["name"].upper().replace("-", "_")
-            variables |= {f"{name}_SERVICE_HOST": address, f"{name}_SERVICE_PORT": str(ports[0]["port"])}
-            variables[f"{name}_PORT"] = f"tcp://{address}:{ports[0]['port']}"
-        return variables if self._pod["spec"].get("enableServiceLinks", True) else _only_kubernetes(variables)
+    def _api_server(self) -> dict[str, str]:
+        """Return where the API server is; the variables of other Services are those of pods with service links."""
+        service = self._objects.get("Service", "default", "kubernetes")
+        return (
+            {}
+            if service is None
+            else {
+                "KUBERNETES_SERVICE_HOST": service["spec"]["clusterIP"],
+                "KUBERNETES_SERVICE_PORT": str(service["spec"]["ports"][0]["port"]),
+            }
+        )
 
-    def _value(self, source: JsonObject, container: JsonObject) -> str | None:
+    def _value(self, source: JsonObject) -> str | None:
         if "fieldRef" in source:
             return self._field(source["fieldRef"]["fieldPath"])
-        if "resourceFieldRef" in source:
-            kind, _, name = source["resourceFieldRef"]["resource"].partition(".")
-            return str(((container.get("resources") or {}).get(kind) or {}).get(name, "0"))
         kind = "ConfigMap" if "configMapKeyRef" in source else "Secret"
         reference = source.get("configMapKeyRef") or source["secretKeyRef"]
         optional = bool(reference.get("optional"))
@@ -112,9 +107,8 @@ class PodEnvironment:
 
     def _field(self, path: str) -> str:
         """Return a field of the pod as the downward API gives it."""
-        if match := re.fullmatch(r"metadata\.(labels|annotations)(?:\['(.+)'\])?", path):
-            values = self._pod["metadata"].get(match[1]) or {}
-            return values.get(match[2], "") if match[2] else "\n".join(f'{k}="{v}"' for k, v in sorted(values.items()))
+        if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+            return str((self._pod["metadata"].get(match[1]) or {}).get(match[2], ""))
         fixed = {"status.podIP": self._address, "status.podIPs": self._address, "status.hostIP": "127.0.0.1"}
         if path in fixed:
             return fixed[path]
@@ -129,8 +123,7 @@ class PodEnvironment:
             raise MissingObject(f'{kind.lower()} "{name}" not found')
         if kind == "Secret":
             return {key: base64.b64decode(value) for key, value in (item.get("data") or {}).items()}
-        binary = {key: base64.b64decode(value) for key, value in (item.get("binaryData") or {}).items()}
-        return {key: value.encode() for key, value in (item.get("data") or {}).items()} | binary
+        return {key: value.encode() for key, value in (item.get("data") or {}).items()}
 
     # --- volumes ------------------------------------------------------------------------------------------------------
 
@@ -143,50 +136,36 @@ class PodEnvironment:
         for volume in self._pod["spec"].get("volumes") or ():
             folder = self._folder_of(volume)
             folder.mkdir(parents=True, exist_ok=True)
-            sources = (volume.get("projected") or {}).get("sources") or [volume]
-            files: dict[str, bytes] = {}
-            for source in sources:
-                files |= await self._files(source)
-            _write(folder, files)
+            _write(folder, self._files(volume))
         if self._account_mounted():
-            _write(self._folder / "account", await self._account({"path": "token"}) | await self._account_facts())
+            _write(self._folder / "account", {"token": await self._account_token(), **self._account_facts()})
 
     def _folder_of(self, volume: JsonObject) -> Path:
-        if volume.get("hostPath"):
-            return Path(volume["hostPath"]["path"])
-        if volume.get("persistentVolumeClaim"):
-            return self._claims / self._namespace / str(volume["persistentVolumeClaim"]["claimName"])
         return self._folder / "volumes" / str(volume["name"])
 
-    async def _files(self, source: JsonObject) -> dict[str, bytes]:
+    def _files(self, source: JsonObject) -> dict[str, bytes]:
         for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
             if reference := source.get(field):
                 name = reference.get("name") or reference.get("secretName")
                 data = self._data(kind, name, bool(reference.get("optional")))
                 items = reference.get("items")
                 return {each["path"]: data[each["key"]] for each in items if each["key"] in data} if items else data
-        if fields := (source.get("downwardAPI") or {}).get("items"):
-            return {each["path"]: self._field(each["fieldRef"]["fieldPath"]).encode() for each in fields}
-        if token := source.get("serviceAccountToken"):
-            return await self._account(token)
         return {}
 
-    async def _account(self, token: JsonObject) -> dict[str, bytes]:
+    async def _account_token(self) -> bytes:
         """Return a token of the pod's service account, made once."""
-        made = self._folder / "tokens" / token["path"]
-        if not made.exists():
-            account = self._pod["spec"].get("serviceAccountName") or "default"
-            spec = {"audiences": [token["audience"]] if token.get("audience") else []}
-            spec["expirationSeconds"] = token.get("expirationSeconds") or 3600  # type: ignore[assignment]
-            body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-            path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{account}/token"
-            answer = await self._objects.raw("POST", path, body)
-            if answer is None:
-                raise MissingObject(f'serviceaccount "{account}" not found')
-            _write(made.parent, {made.name: answer["status"]["token"].encode()})
-        return {token["path"]: made.read_bytes()}
+        made = self._folder / "account" / "token"
+        if made.exists():
+            return made.read_bytes()
+        account = self._pod["spec"].get("serviceAccountName") or "default"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{account}/token"
+        answer = await self._objects.raw("POST", path, body)
+        if answer is None:
+            raise MissingObject(f'serviceaccount "{account}" not found')
+        return str(answer["status"]["token"]).encode()
 
-    async def _account_facts(self) -> dict[str, bytes]:
+    def _account_facts(self) -> dict[str, bytes]:
         root = self._objects.get("ConfigMap", self._namespace, "kube-root-ca.crt")
         authority = ((root or {}).get("data") or {}).get("ca.crt", "")
         if not authority:
@@ -197,25 +176,19 @@ class PodEnvironment:
         spec = self._pod["spec"]
         account = self._objects.get("ServiceAccount", self._namespace, spec.get("serviceAccountName") or "default")
         wanted = spec.get("automountServiceAccountToken", (account or {}).get("automountServiceAccountToken"))
-        containers = (*spec["containers"], *(spec.get("initContainers") or ()))
-        by_hand = any(
-            each["mountPath"] == ACCOUNT_FOLDER for one in containers for each in one.get("volumeMounts") or ()
-        )
-        return wanted is not False and not by_hand
+        return wanted is not False
 
-    def mounts(self, container: JsonObject, variables: Mapping[str, str]) -> list[VolumeMount]:
+    def mounts(self, container: JsonObject) -> list[VolumeMount]:
         """Return what a container has mounted."""
         volumes = {each["name"]: each for each in self._pod["spec"].get("volumes") or ()}
         mounts = []
         if self._account_mounted():
             mounts.append(VolumeMount(str(self._folder / "account"), ACCOUNT_FOLDER, True))
         for each in container.get("volumeMounts") or ():
-            source = self._folder_of(volumes[each["name"]])
-            part = each.get("subPath") or expand(each.get("subPathExpr") or "", variables)
-            if part and not (source / part).exists():
-                (source / part).mkdir(parents=True)
-            fixed = volumes[each["name"]].keys() & {"configMap", "secret", "projected", "downwardAPI"}
-            mounts.append(VolumeMount(str(source / part), each["mountPath"], bool(each.get("readOnly") or fixed)))
+            volume = volumes[each["name"]]
+            fixed = volume.keys() & {"configMap", "secret"}
+            read_only = bool(each.get("readOnly") or fixed)
+            mounts.append(VolumeMount(str(self._folder_of(volume)), each["mountPath"], read_only))
         return sorted(mounts, key=lambda mount: mount.target)
 
 
@@ -229,10 +202,6 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
         new = path.with_name(f".{path.name}.new")
         new.write_bytes(content)
         new.replace(path)
-
-
-def _only_kubernetes(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith("KUBERNETES_")}
 
 
 class PodSandbox:
@@ -256,7 +225,6 @@ class PodSandbox:
         self.changed = asyncio.Event()
         self.powered = asyncio.Event()
         self.powered.set()
-        self._claims = folder / "claims"
         self._tasks: set[asyncio.Task[object]] = set()
 
     @property
@@ -283,7 +251,7 @@ class PodSandbox:
         self.address = await self.network.attach(self.uid)
         (self.folder / "resolv.conf").write_text("")
         self.hosts.write_text("")
-        self.environment = PodEnvironment(self.objects, self.pod, self.folder, self.address, self._claims)
+        self.environment = PodEnvironment(self.objects, self.pod, self.folder, self.address)
 
     async def close(self) -> None:
         """Give its network back."""

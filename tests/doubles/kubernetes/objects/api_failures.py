@@ -65,18 +65,12 @@ def conflict(resource: str, name: str, reason: str = "") -> ApiFailure:
 
 def apply_conflict(resource: str, name: str, conflicts: Sequence[tuple[str, str]]) -> ApiFailure:
     """Return 409 for a server-side apply of fields that others own: pairs of the owner's words and the field."""
-    owners = sorted({owner for owner, _ in conflicts})
-    lines = [
-        f"conflict{'s' if sum(owner == each for each, _ in conflicts) > 1 else ''} with {owner}: "
-        + ", ".join(field for each, field in conflicts if each == owner)
-        for owner in owners
-    ]
-    word = "conflict" if len(conflicts) == 1 else "conflicts"
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {owner}", "field": field}
         for owner, field in conflicts
     ]
-    message = f"Apply failed with {len(conflicts)} {word}: {'; '.join(lines)}"
+    texts = "; ".join(f"{each['message']}: {each['field']}" for each in causes)
+    message = f"Apply failed with {len(conflicts)} conflict{'s' if len(conflicts) > 1 else ''}: {texts}"
     return ApiFailure(409, "Conflict", message, _details(resource, name) | {"causes": causes})
 
 
@@ -118,9 +112,10 @@ def future_version(version: int, current: int) -> ApiFailure:
     return ApiFailure(504, "Timeout", text, {"causes": [cause]}, 1)
 
 
-def too_many_requests(message: str, retry_after_s: int | None, causes: Sequence[JsonObject] = ()) -> ApiFailure:
+def too_many_requests(retry_after_s: int) -> ApiFailure:
     """Return 429 with the seconds after which another try may succeed."""
-    return ApiFailure(429, "TooManyRequests", message, {"causes": list(causes)} if causes else None, retry_after_s)
+    text = "the server has received too many requests and has asked us to try again later"
+    return ApiFailure(429, "TooManyRequests", text, None, retry_after_s)
 
 
 def unsupported_media_type(media_type: str) -> ApiFailure:

@@ -38,16 +38,8 @@ def _label_term(term: str) -> Callable[[JsonObject], bool]:
 
 
 def matches_label_selector(selector: JsonObject, labels: JsonObject) -> bool:
-    """Return whether labels match a `LabelSelector` of an object's spec; an empty one matches everything."""
-    for key, value in (selector.get("matchLabels") or {}).items():
-        if labels.get(key) != value:
-            return False
-    for each in selector.get("matchExpressions") or []:
-        value, values = labels.get(each["key"]), each.get("values") or []
-        fits = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
-        if not fits.get(each["operator"], value is None):
-            return False
-    return True
+    """Return whether labels match the `matchLabels` of an object's spec; an empty selector matches everything."""
+    return (selector.get("matchLabels") or {}).items() <= labels.items()
 
 
 def field_predicate(selector: str, supported: Iterable[str]) -> Predicate:

@@ -33,15 +33,8 @@ class FieldOwner(NamedTuple):
     subresource: str = ""
 
 
-class OwnedFields(msgspec.Struct, frozen=True):
-    """The fields of one owner."""
-
-    fields: frozenset[FieldPath]
-    api_version: str
-    time: str
-
-
-Owners = dict[FieldOwner, OwnedFields]
+Owners = dict[FieldOwner, frozenset[FieldPath]]
+"""The fields of each owner."""
 
 
 class ListKeys:
@@ -150,8 +143,7 @@ def read_owners(entries: list[JsonObject]) -> Owners:
     owners = {}
     for entry in entries:
         owner = FieldOwner(entry.get("manager", ""), entry.get("operation", "Update"), entry.get("subresource", ""))
-        fields = frozenset(_paths(entry.get("fieldsV1") or {}, ()))
-        owners[owner] = OwnedFields(fields, entry.get("apiVersion", ""), entry.get("time", ""))
+        owners[owner] = frozenset(_paths(entry.get("fieldsV1") or {}, ()))
     return owners
 
 
@@ -165,50 +157,35 @@ def _paths(tree: Mapping[str, JsonObject], path: FieldPath) -> Iterator[FieldPat
             yield (*path, name)
 
 
-def write_owners(owners: Owners) -> list[JsonObject]:
+def write_owners(owners: Owners, api_version: str) -> list[JsonObject]:
     """Return managedFields; an owner without fields is left out."""
     entries = []
-    for owner, owned in owners.items():
-        if not owned.fields:
+    for owner, fields in owners.items():
+        if not fields:
             continue
         tree: JsonObject = {}
-        for path in sorted(owned.fields):
+        for path in sorted(fields):
             node = tree
             for element in path:
                 node = node.setdefault(element, {})
-            if any(other[: len(path)] == path for other in owned.fields if other != path):
+            if any(other[: len(path)] == path for other in fields if other != path):
                 node["."] = {}
-        entry: JsonObject = {"manager": owner.manager, "operation": owner.operation, "apiVersion": owned.api_version}
-        entry |= {"time": owned.time, "fieldsType": "FieldsV1", "fieldsV1": tree}
+        entry: JsonObject = {"manager": owner.manager, "operation": owner.operation, "apiVersion": api_version}
+        entry |= {"fieldsType": "FieldsV1", "fieldsV1": tree}
         entries.append(entry | ({"subresource": owner.subresource} if owner.subresource else {}))
-    return sorted(entries, key=lambda entry: (entry["operation"] != "Apply", entry["time"], entry["manager"]))
+    return sorted(entries, key=lambda entry: (entry["operation"] != "Apply", entry["manager"]))
 
 
 def owners_after_write(
-    owners: Owners,
-    before: Mapping[FieldPath, Any],
-    after: Mapping[FieldPath, Any],
-    owner: FieldOwner,
-    mark: OwnedFields,
+    owners: Owners, before: Mapping[FieldPath, Any], after: Mapping[FieldPath, Any], owner: FieldOwner
 ) -> Owners:
-    """Return the owners after a plain write: who changed a field owns it, and others do no more.
-
-    Args:
-        before, after: the object's fields.
-        mark: version and time of the write; its fields do not count.
-    """
+    """Return the owners after a plain write: who changed a field owns it, and others do no more."""
     changed = {path for path, value in after.items() if path not in before or before[path] != value}
-    removed = before.keys() - after.keys()
-    if not changed and not removed:
+    gone = changed | (before.keys() - after.keys())
+    if not gone:
         return owners
-    result = {
-        each: msgspec.structs.replace(owned, fields=owned.fields - changed - removed)
-        for each, owned in owners.items()
-        if each != owner
-    }
-    mine = owners.get(owner)
-    fields = ((mine.fields if mine else frozenset()) | changed) - removed
-    return result | {owner: msgspec.structs.replace(mark, fields=frozenset(fields))}
+    left = {each: fields - gone for each, fields in owners.items()}
+    return left | {owner: left.get(owner, frozenset()) | changed}
 
 
 class ApplyConflict(NamedTuple):
@@ -219,21 +196,21 @@ class ApplyConflict(NamedTuple):
 
 
 def apply_conflicts(
-    owners: Owners, live: Mapping[FieldPath, Any], applied: Mapping[FieldPath, Any], owner: FieldOwner
+    owners: Owners, live: Mapping[FieldPath, Any], applied: Mapping[FieldPath, Any], owner: FieldOwner, version: str
 ) -> list[tuple[ApplyConflict, FieldPath]]:
-    """Return the applied fields whose value would change although others own them."""
+    """Return the applied fields whose value would change although others own them; ``version`` is the kind's."""
     changed = {path for path, value in applied.items() if path in live and live[path] != value}
     return [
-        (ApplyConflict(_owner_text(other, owned), field_text(path)), path)
-        for other, owned in owners.items()
+        (ApplyConflict(_owner_text(other, version), field_text(path)), path)
+        for other, fields in owners.items()
         if other != owner
-        for path in sorted(changed & owned.fields)
+        for path in sorted(changed & fields)
     ]
 
 
-def _owner_text(owner: FieldOwner, owned: OwnedFields) -> str:
+def _owner_text(owner: FieldOwner, version: str) -> str:
     subresource = f' with subresource "{owner.subresource}"' if owner.subresource else ""
-    return f'"{owner.manager}"{subresource} using {owned.api_version}'
+    return f'"{owner.manager}"{subresource} using {version}'
 
 
 def field_text(path: FieldPath) -> str:

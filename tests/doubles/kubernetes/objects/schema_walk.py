@@ -22,6 +22,14 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 _REASONS = {"required": "FieldValueRequired", "enum": "FieldValueNotSupported", "type": "FieldValueTypeInvalid"}
 
 
+_TEXTS = {
+    "minimum": "{path} in body should be greater than or equal to {limit}",
+    "maximum": "{path} in body should be less than or equal to {limit}",
+    "pattern": "{path} in body should match '{limit}'",
+}
+"""What Kubernetes says of a value that breaks a rule, where a test or a user reads it."""
+
+
 class Mistyped(NamedTuple):
     """A value of another type than the schema's."""
 
@@ -119,23 +127,8 @@ def _breach(error: Any) -> Cause:
             kind = limit if isinstance(limit, str) else limit[0]
             shown = quoted(json_type(error.instance))
             return Cause(path, f"Invalid value: {shown}: {path} in body must be of type {kind}: {shown}", reason)
-        case "minimum" | "maximum":
-            word = "greater" if error.validator == "minimum" else "less"
-            return Cause(
-                path, f"Invalid value: {value}: {path} in body should be {word} than or equal to {limit}", reason
-            )
-        case "exclusiveMinimum" | "exclusiveMaximum":
-            word = "greater" if error.validator == "exclusiveMinimum" else "less"
-            return Cause(path, f"Invalid value: {value}: {path} in body should be {word} than {limit}", reason)
-        case "pattern":
-            return Cause(path, f"Invalid value: {value}: {path} in body should match '{limit}'", reason)
-        case "minLength" | "minItems" | "minProperties":
-            unit = {"minLength": "chars long", "minItems": "items", "minProperties": "properties"}[error.validator]
-            return Cause(path, f"Invalid value: {value}: {path} in body should be at least {limit} {unit}", reason)
-        case "maxLength" | "maxItems" | "maxProperties":
-            unit = {"maxLength": "bytes", "maxItems": "items", "maxProperties": "properties"}[error.validator]
-            return Cause(path, f"Too long: may not be more than {limit} {unit}", "FieldValueTooLong")
-    return Cause(path, f"Invalid value: {value}: {error.message}", reason)
+    text = _TEXTS[error.validator].format(path=path, limit=limit) if error.validator in _TEXTS else error.message
+    return Cause(path, f"Invalid value: {value}: {text}", reason)
 
 
 def plain_schema(schema: Any) -> Any:
