@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.depth import deep
 
-pytest.register_assert_rewrite("penstock.testing", "tests.transfer")
+pytest.register_assert_rewrite("penstock.testing", "tests.kv.transfer")
 os.environ.pop("COLUMNS", None)  # tests side by side get one, and commands would break their lines at it
 
 settings.register_profile(

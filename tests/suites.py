@@ -68,48 +68,53 @@ def below(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}{'.py' if PurePosixPath(name).name.startswith('test_') else ''}" for name in names)
 
 
-LAB = {room: f"penstock_lab/{room}" for room in ("engine", "profiler", "report", "runs", "simulate", "traffic")}
-HOMES = {
-    **LAB,
-    "blocks": "penstock_kv/blocks",
-    "picker": "penstock_kubernetes/picker",
-    "transfer": "penstock_kv/transfer",
-}
-"""Room of the tests -> its folder in src, where that is a companion's."""
+COMPANIONS = ("dynamo", "extras", "kubernetes", "kv", "lab")
+"""Each has its tests in a folder of its own, the server's lie beside them: tests/kv/blocks, tests/router."""
 
 
 def sources(*names: str) -> tuple[str, ...]:
-    """Return the folders in src of rooms, of companions (``penstock_kv``) and of what is below them."""
-    return below(
-        "src", *(name if name.startswith("penstock_") else HOMES.get(name, f"penstock/{name}") for name in names)
-    )
+    """Return the folders in src of rooms, which are named as those of their tests (``kv/blocks``, ``router``)."""
+    return below("src", *(f"penstock{'_' if name.partition('/')[0] in COMPANIONS else '/'}{name}" for name in names))
 
 
 def without(*paths: str) -> tuple[str, ...]:
     return tuple(f"--ignore={path}" for path in paths)
 
 
-COMPILED = ("kernel", "router", "engine", "simulate", "traffic")
+COMPILED = ("kernel", "router", "lab/engine", "lab/simulate", "lab/traffic")
 """Rooms whose sources `hatch_build.py` compiles."""
-PURE = (*COMPILED, "planner", "fleet", "blocks")
-COMPANIONS = ("penstock_dynamo", "penstock_extras", "penstock_kubernetes", "penstock_kv", "penstock_lab")
+PURE = (*COMPILED, "planner", "fleet", "kv/blocks", "dynamo/forecast", "dynamo/policies")
 SHELL = (
-    *("config", "cli", "adapters", "contracts", "frontend", "inside", "kubernetes", "page", "picker", "runtime"),
-    *("report", "profiler", "docs", "release", "security", "testing", "transfer"),
+    *(
+        "config",
+        "cli",
+        "adapters",
+        "contracts",
+        "dynamo",
+        "extras",
+        "frontend",
+        "inside",
+        "kubernetes",
+        "page",
+        "runtime",
+    ),
+    *("lab/config", "lab/profiler", "lab/report", "lab/sim", "kv/inside", "kv/tiers", "kv/transfer"),
+    *("docs", "release", "security", "testing"),
 )
-SLOW_ELSEWHERE = ("cli", "kubernetes", "picker", "profiler", "release", "report")
+SLOW_ELSEWHERE = ("cli", "kubernetes", "lab/profiler", "lab/report", "release")
 """Rooms whose slow tests are in suites of their own."""
 BUILD = ("hatch_build.py", "pyproject.toml")
 CLIENTS = (
     *below(
         "tests/frontend",
         *("test_agent_examples", "test_anthropic_client", "test_coding_agents", "test_openai_client"),
-        *("test_open_inference", "test_other_clients", "test_overflow_clients"),
+        *("test_other_clients", "test_overflow_clients"),
     ),
+    "tests/extras/test_open_inference.py",
     "tests/live/test_vendor_snippets.py",
 )
 """Tests with clients that others make."""
-NIXL = below("tests/transfer", "test_nixl_contract", "test_nixl_file_contract", "test_nixl_processes")
+NIXL = below("tests/kv/transfer", "test_nixl_contract", "test_nixl_file_contract", "test_nixl_processes")
 """Tests that run by themselves: at its import, NIXL's native module has ended processes in which thousands of others
 had run before. It does not do so behind gRPC, obstore or ZeroMQ alone."""
 OPERATE = below(
@@ -135,9 +140,7 @@ PROGRAMS = ("kubectl", "helm", "envoy", "nginx", "haproxy", "xds")
 
 SUITES = (
     Suite("pure", below("tests", *PURE), subject=sources(*PURE), ring="test", once_more=False),
-    Suite(
-        "stateful", ("tests/stateful",), subject=sources("penstock_kubernetes/operator"), ring="gate", once_more=False
-    ),
+    Suite("stateful", ("tests/stateful",), subject=sources("kubernetes/operator"), ring="gate", once_more=False),
     Suite(
         "shell",
         below("tests", *SHELL),
@@ -179,7 +182,7 @@ SUITES = (
         "kubernetes",
         ("tests/kubernetes",),
         subject=(
-            *sources("adapters/stores", "fleet", "penstock_kubernetes", "penstock_lab/profiler/deployment_plan"),
+            *sources("adapters/stores", "fleet", "kubernetes", "lab/profiler/deployment_plan"),
             *("deploy", "tests/kubernetes/*.py", "tests/kubernetes/setup"),
         ),
         gate=below(
@@ -192,13 +195,19 @@ SUITES = (
         spread="loadfile",
         needs=("kubernetes",),
         requires=PROGRAMS,
-        options=without(*DOUBLE, IMAGE),
+        options=without(*DOUBLE, IMAGE, "tests/kubernetes/connector", "tests/kubernetes/picker"),
     ),
     Suite(
         "pickers",
-        ("tests/picker",),
-        subject=sources("frontend/http", "frontend/prompt", "picker"),
-        gate=below("tests/picker", "test_both_gateways", "test_epp_command", "test_ext_proc_envoy", "test_lost_hosts"),
+        ("tests/kubernetes/picker",),
+        subject=sources("frontend/http", "frontend/prompt", "kubernetes/picker"),
+        gate=below(
+            "tests/kubernetes/picker",
+            "test_both_gateways",
+            "test_epp_command",
+            "test_ext_proc_envoy",
+            "test_lost_hosts",
+        ),
         select="",
         workers=3,
         spread="loadfile",
@@ -208,7 +217,7 @@ SUITES = (
     Suite(
         "compiled-pure",
         below("tests", *PURE, "stateful"),
-        subject=(*sources(*COMPILED, "runs"), *BUILD),
+        subject=(*sources(*COMPILED, "lab/runs"), *BUILD),
         gate=below("tests", *PURE, "stateful"),
         once_more=False,
         needs=("compiled",),
@@ -219,7 +228,7 @@ SUITES = (
     Suite(
         "compiled-random",
         below("tests", *SHELL, "live"),
-        subject=(*sources(*COMPILED, "runs"), *BUILD),
+        subject=(*sources(*COMPILED, "lab/runs"), *BUILD),
         gate=below("tests", *SHELL, "live"),
         select="hypothesis and not slow",
         needs=("compiled",),
@@ -229,9 +238,21 @@ SUITES = (
     ),
     Suite(
         "compiled-shell",  # what has a compiled module below it
-        below("tests", "adapters", "cli", "contracts", "frontend", "profiler", "report", "runtime", "testing")
+        below(
+            "tests",
+            "adapters",
+            "cli",
+            "contracts",
+            "extras",
+            "frontend",
+            "kv/tiers",
+            "lab/profiler",
+            "lab/report",
+            "lab/sim",
+        )
+        + below("tests", "runtime", "testing")
         + below("tests/live", "test_up", "test_handoff", "test_planner"),
-        subject=(*sources(*COMPILED, "runs"), *BUILD),
+        subject=(*sources(*COMPILED, "lab/runs"), *BUILD),
         select="not slow and not hypothesis",
         workers=3,
         needs=("compiled",),
@@ -241,7 +262,7 @@ SUITES = (
         "vllm",
         below("tests/vllm", "children", "handoff", "test_environment", "test_parsers", "test_publisher", "tiers")
         + below("tests/vllm", "test_transformers"),
-        subject=(*ENGINES, *sources("inside", "penstock_kv")),
+        subject=(*ENGINES, *sources("inside", "kv")),
         gate=below("tests/vllm", "children/test_1_serves", "children/test_3_killed", "handoff/test_1_splits")
         + below("tests/vllm", "test_environment", "tiers/test_4_one_flag"),
         needs=("vllm",),
@@ -260,7 +281,7 @@ SUITES = (
     Suite(
         "vllm-planner",
         below("tests/vllm", "planned", "profiled"),
-        subject=(*sources("penstock_dynamo", "planner", "profiler", "runtime/planning"), *SERVERS),
+        subject=(*sources("dynamo", "planner", "lab/profiler", "runtime/planning"), *SERVERS),
         select="not soak",
         workers=1,
         needs=("vllm",),
@@ -269,7 +290,7 @@ SUITES = (
     Suite(
         "vllm-media",
         below("tests/vllm", "seeing"),
-        subject=(*sources("frontend/media", "kernel/media", "penstock_kv/inside/embeddings"), *SERVERS),
+        subject=(*sources("frontend/media", "kernel/media", "kv/inside/embeddings"), *SERVERS),
         needs=("vllm",),
         requires=("vllm",),
     ),
@@ -284,7 +305,7 @@ SUITES = (
         "vllm-weights",
         below("tests/vllm", "test_weights"),
         subject=(
-            *sources("penstock_kv/inside/weights", "penstock_kv/weights", "penstock_kv/transfer/weights"),
+            *sources("kv/inside/weights", "kv/weights", "kv/transfer/weights"),
             *SERVERS,
         ),
         workers=1,
@@ -321,7 +342,7 @@ SUITES = (
     Suite(
         "nixl",
         NIXL,
-        subject=sources("transfer"),
+        subject=sources("kv/transfer"),
         select="",
         workers=1,
         needs=("nixl",),
@@ -331,7 +352,7 @@ SUITES = (
         "clients",
         CLIENTS,
         subject=(
-            *sources("frontend/dialects", "frontend/exchange", "frontend/openai", "penstock_extras/open_inference"),
+            *sources("frontend/dialects", "frontend/exchange", "frontend/openai", "extras/open_inference"),
             *sources("frontend/parsers", "frontend/prompt"),
             *("examples", "docs/guides/vendor-clients.md"),
         ),
@@ -346,8 +367,8 @@ SUITES = (
     ),
     Suite(
         "simulations",
-        below("tests", *PURE, "cli", "profiler", "report"),
-        subject=sources("penstock_dynamo", "penstock_lab", "planner", "router"),
+        below("tests", *PURE, "cli", "lab/profiler", "lab/report"),
+        subject=sources("dynamo", "lab", "planner", "router"),
         select="slow",
         workers=3,
         spread="loadfile",
@@ -357,7 +378,7 @@ SUITES = (
         ("tests/live", *below("tests", *(room for room in SHELL if room not in SLOW_ELSEWHERE))),
         subject=sources(
             *("adapters", "config", "fleet", "frontend", "inside", "page", "runtime"),
-            *("penstock_extras", "penstock_kv"),
+            *("extras", "kv"),
         ),
         select="slow",
         workers=3,

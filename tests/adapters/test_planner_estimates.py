@@ -11,8 +11,8 @@ from penstock.adapters.telemetry.prometheus_text import MetricRegistry
 from penstock.planner.observation import ModelState, Observation
 from penstock.planner.plugins.plugin_registry import FAILURES_MAX, OPEN_SECONDS, PluginSlot, PluginSpec
 from penstock.planner.plugins.proposals import Override, PoolTarget
+from tests.lab.report.planner_runs import tick
 from tests.planner.pool_states import pool_state
-from tests.report.planner_runs import tick
 
 
 def shown(metrics: PlannerEstimateMetrics, registry: MetricRegistry) -> dict[str, float]:

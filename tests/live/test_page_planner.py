@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.lab.report.planner_runs import wave
 from tests.live.browser import Page, chromium
 from tests.live.test_page import recorded
-from tests.report.planner_runs import wave
 
 ROWS = "document.querySelectorAll('#planner-decisions tbody tr').length"
 DRAWN = "document.getElementById('{}')?.figure.plot?.data.slice(1).flat().some(one => one != null)"

@@ -14,7 +14,7 @@ from penstock.kernel.errors import ConfigError
 from penstock_lab.profiler.deployment_plan import plan_run
 from penstock_lab.profiler.deployment_plan.intent_file import read_intent
 from penstock_lab.profiler.deployment_plan.plan_run import plan
-from tests.engine.models import LLAMA_8B
+from tests.lab.engine.models import LLAMA_8B
 from tests.live.cluster import Served, post, served
 
 pytestmark = pytest.mark.live

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kv.transfer.test_weights import checkpoint
 from tests.live.cluster import Served, served, until
 from tests.live.test_operate import penstock
 from tests.live.test_serve_vllm import model, program  # noqa: F401  # fixtures
-from tests.transfer.test_weights import checkpoint
 
 
 def test_a_simulated_replica_that_joins_a_serving_one_starts_sooner(tmp_path: Path) -> None:

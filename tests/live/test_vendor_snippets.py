@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from penstock.adapters.listen_address import free_port
-from tests.frontend.image_engine import ImageEngine
+from tests.extras.image_engine import ImageEngine
+from tests.extras.video_engine import VideoEngine
 from tests.frontend.test_overflow_clients import client
-from tests.frontend.video_engine import VideoEngine
 from tests.live.cluster import Served, served
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/guides/vendor-clients.md"

@@ -31,11 +31,11 @@ from penstock.planner.plugins.proposals import Reason
 from penstock.planner.tick_record import PluginResult
 from penstock_lab.report.planner.planner_report_page import write_planner_report
 from penstock_lab.report.run.run_page import write_report
+from tests.lab.report.planner_runs import request, tick, wave, write
+from tests.lab.report.run_folders import NASTY, live_folder
+from tests.lab.report.study_rows import studied
 from tests.live.browser import CONTRAST, browsed
 from tests.page.documents import charts, document_of
-from tests.report.planner_runs import request, tick, wave, write
-from tests.report.run_folders import NASTY, live_folder
-from tests.report.study_rows import studied
 
 KINDS = ("report", "planner", "study")
 PAINTED = """(figure => {

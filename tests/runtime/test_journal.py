@@ -17,7 +17,7 @@ from penstock_lab.report.journal_replay import replay
 from penstock_lab.runs.run_form import RUNS
 from penstock_lab.simulate.simulated_cluster import SimulatedCluster
 from penstock_lab.simulate.simulation_plan import Fault
-from tests.simulate.test_simulated_cluster import chat, plan
+from tests.lab.simulate.test_simulated_cluster import chat, plan
 
 FAULTS = [Fault(at=8.0, kind="fail", worker="main-1"), Fault(at=15.0, kind="drain", worker="main-0")]
 

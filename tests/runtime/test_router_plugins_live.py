@@ -20,7 +20,7 @@ from penstock.testing import RouterWorld, arrived, card
 from penstock.testing.installed_extensions import extension_installed
 from penstock_lab.report.journal_replay import replay
 from penstock_lab.simulate.simulated_cluster import SimulatedCluster
-from tests.simulate.test_simulated_cluster import chat, plan
+from tests.lab.simulate.test_simulated_cluster import chat, plan
 
 
 class LessOfFirst:

@@ -32,8 +32,8 @@ from penstock.kernel.values import WorkerId
 from penstock.router.events import WorkerJoined
 from penstock_extras.open_inference.inference_listener import InferenceListener
 from penstock_lab.traffic.prompt_maker import words
+from tests.extras.test_open_inference import triton_inputs
 from tests.frontend.stand import Stand, stand
-from tests.frontend.test_open_inference import triton_inputs
 from tests.frontend.test_overflow_clients import client
 from tests.vllm.server import BLOCK, CPU_ENV, MODEL, PARSERS, VllmServer
 

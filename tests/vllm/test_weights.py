@@ -15,8 +15,8 @@ import pytest
 
 from penstock.adapters.listen_address import free_port
 from penstock_kv.inside.weights.weight_protocol import LOAD_FORMAT, WEIGHTS_ENV
+from tests.kv.transfer.test_weights import Flipping
 from tests.live.cluster import post
-from tests.transfer.test_weights import Flipping
 from tests.vllm.server import MODEL, VllmServer
 
 SECRET = {"PENSTOCK_CLUSTER_SECRET": "a secret of this test only"}

@@ -1,7 +1,7 @@
 """Tokenizer of the simulated model: a small byte-level BPE of Penstock's own.
 
 Ids 0..255 are the bytes, then come the merges learnt from `WORDS`, then the special tokens. Any text can be encoded.
-``tests/adapters/sim/tokenizer_maker.py`` makes the three files of `DATA_DIR`, byte for byte.
+``tests/lab/sim/tokenizer_maker.py`` makes the three files of `DATA_DIR`, byte for byte.
 """
 
 from pathlib import Path

@@ -11,8 +11,8 @@ from penstock.planner.observation import Observation
 from penstock.planner.policies import PolicyInputs, make, plugins_of
 from penstock.planner.settings import BudgetSettings, PlannerSettings
 from tests.depth import deep
+from tests.dynamo.policies.test_fpm import INPUTS
 from tests.planner.policies.looks import Ticks, look, pool, traffic
-from tests.planner.policies.test_fpm import INPUTS
 
 NAMES = ["thresholds", "load-classic", "sla-classic", "throughput-fpm", "load-fpm", "load-fpm-1.6", "hybrid", "static"]
 told = st.none() | st.integers(0, 200_000)

@@ -14,8 +14,8 @@ import pytest
 from penstock.kernel.tiers.load_worth import LOAD_METRICS, costs_in
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
+from tests.kv.transfer.object_servers import BUCKET, s3_server
 from tests.live.cluster import until
-from tests.transfer.object_servers import BUCKET, s3_server
 from tests.vllm.asking import Answer, ask, asking, completion
 from tests.vllm.tiers.processes import DISK, SMALL_HOST, TierProcess
 from tests.vllm.tiers.test_1_guard import texts

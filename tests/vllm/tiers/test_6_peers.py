@@ -15,8 +15,8 @@ from penstock.adapters.listen_address import free_port
 from penstock.config.cluster_secret_file import SECRET_ENV
 from penstock_kv.tiers.tier_admin_client import TierAdminClient
 from penstock_kv.tiers.tier_admin_protocol import AskStat, CacheStat
+from tests.kv.tiers.conftest import PATIENT
 from tests.live.cluster import until
-from tests.runtime.kv_tiers.conftest import PATIENT
 from tests.vllm.server import BLOCK
 from tests.vllm.tiers.processes import HOST, STOP_LIMIT
 from tests.vllm.tiers.test_1_guard import texts
