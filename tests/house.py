@@ -241,30 +241,42 @@ def names_at_top(path: Path) -> set[str]:
     return names
 
 
+def module_file(name: str) -> Path | None:
+    """Return the file of a module of ours; None where it belongs to others or does not exist."""
+    top, *rest = name.split(".")
+    home = ROOT / top if top == "tests" else SRC / top
+    module = home.joinpath(*rest)
+    files = (module / "__init__.py", module.with_suffix(".py")) if (home / "__init__.py").exists() else ()
+    return next((file for file in files if file.exists()), None)
+
+
 def lost_names() -> Iterator[str]:
-    """What tests, benches and examples import exists: suites of engines are not even read on most machines."""
+    """What tests, benches and examples import of ours exists: suites of engines are not even read on most machines."""
     for folder in ("tests", "bench", "deploy", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
+            modules: dict[str, Path] = {}
             for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-                    yield from (f"{path.relative_to(ROOT)}:{node.lineno}: {fault}" for fault in _lost(node))
+                fault = ""
+                match node:
+                    case ast.ImportFrom(module=str(home), names=aliases, level=0):
+                        below = {each: module_file(f"{home}.{each.name}") for each in aliases}
+                        modules |= {each.asname or each.name: file for each, file in below.items() if file}
+                        apart = [each.name for each, file in below.items() if not file and each.name != "*"]
+                        fault = lost_name(home, module_file(home), apart)
+                    case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
+                        fault = lost_name(name, modules[name], [attribute])
+                if fault:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {fault}"
 
 
-def _lost(node: ast.ImportFrom) -> Iterator[str]:
-    top, *rest = (node.module or "").split(".")
-    home = ROOT / top if top == "tests" else SRC / top
-    if not (home / "__init__.py").exists():
-        return  # it belongs to others
-    module = home.joinpath(*rest)
-    source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
-    if not source.exists() and not module.is_dir():
-        yield f"there is no module {node.module}"
-        return
-    names = names_at_top(source) if source.exists() else set[str]()
-    for name in (alias.name for alias in node.names if alias.name != "*"):
-        below = (module / name).is_dir() or (module / f"{name}.py").exists()
-        if not below and name not in names and "__getattr__" not in names:
-            yield f"{node.module} has no {name}"
+def lost_name(module: str, file: Path | None, names: list[str]) -> str:
+    """Return what is said of the names that a module does not have, if there are any."""
+    if file is None:
+        ours = module.partition(".")[0] in {"tests", *(path.name for path in SRC.iterdir())}
+        return f"there is no {module} to import {', '.join(names)} of" if ours and names else ""
+    known = names_at_top(file)
+    lost = [name for name in names if name not in known and not name.startswith("__")]
+    return f"{module} has no {', '.join(lost)}" if lost and "__getattr__" not in known else ""
 
 
 def first_lines() -> Iterator[str]:

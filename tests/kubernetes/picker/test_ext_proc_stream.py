@@ -28,7 +28,7 @@ QUIET = 0.05
 
 
 def field(number: int, value: bytes) -> bytes:
-    return wire._field(number, value)
+    return wire._put_field(number, value)
 
 
 def headers(kind: int, values: dict[str, str], *, end: bool = False) -> bytes:
@@ -56,8 +56,8 @@ class Answer(NamedTuple):
         """The piece of a body that it passes on, and whether that is the end."""
         data = self.data
         for number in (1, 3, 3):  # response, body_mutation, streamed_response
-            data = dict(wire._fields(data))[number]  # type: ignore[assignment]
-        fields: dict[int, Any] = dict(wire._fields(data))
+            data = dict(wire._read_fields(data))[number]  # type: ignore[assignment]
+        fields: dict[int, Any] = dict(wire._read_fields(data))
         return fields.get(1, b""), bool(fields.get(2))
 
 
@@ -81,7 +81,7 @@ class Call:
                 message = await self._next()
             assert message is not grpc.aio.EOF, f"the picker closed its stream after {got}"
             self._reading = None
-            number, data = next(wire._fields(message))
+            number, data = next(wire._read_fields(message))
             assert isinstance(data, bytes)
             got.append(Answer(number, data))
         await self.nothing()
