@@ -40,9 +40,13 @@ class TrialScore(NamedTuple):
     strain: float
 
     def dominates(self, other: "TrialScore") -> bool:
-        """Tell whether it is at least as good in both, and not the same."""
-        here, there = (self.attainment, -self.gpu_hours), (other.attainment, -other.gpu_hours)
-        return here != there and here[0] >= there[0] and here[1] >= there[1]
+        """Tell whether it is at least as good in both, and better in one, or of equal ones the less strained.
+
+        So a layer has one of each score: many equal ones would crowd the cheaper ones out of the next rung.
+        """
+        if self.attainment < other.attainment or self.gpu_hours > other.gpu_hours:
+            return False
+        return self[:2] != other[:2] or self.strain < other.strain
 
 
 def halve(

@@ -50,7 +50,7 @@ def test_the_front_has_one_of_each_score_that_nothing_dominates(scores: Mapping[
     chosen = front(scores)
     assert chosen == sorted(chosen, key=lambda one: scores[one].gpu_hours)
     for candidate, score in scores.items():
-        beaten = any(other.dominates(score) for other in scores.values())
+        beaten = any(other.dominates(score) and other[:2] != score[:2] for other in scores.values())
         same = [one for one in chosen if scores[one][:2] == score[:2]]
         assert len(same) == (0 if beaten else 1), candidate
         assert all(scores[one].strain <= score.strain for one in same)
@@ -62,6 +62,12 @@ def test_a_ranking_has_everybody_once_and_nobody_before_one_who_dominates_it(sco
     assert sorted(order) == sorted(scores)
     for place, candidate in enumerate(order):
         assert not any(scores[later].dominates(scores[candidate]) for later in order[place:])
+
+
+def test_many_equal_ones_do_not_crowd_a_cheaper_one_out() -> None:
+    scores = {number: TrialScore(1.0, 4.0, 0.5 + number / 100) for number in range(20)}
+    scores[20] = TrialScore(0.998, 3.0, 0.9)
+    assert set(ranked(scores)[:2]) == {0, 20}
 
 
 def test_each_rung_has_half_of_the_one_before_and_the_present_settings_are_never_left_out() -> None:
