@@ -77,10 +77,11 @@ def test_more_load_never_needs_fewer_workers(swept, one, other):
 
 @given(NOMINAL, st.floats(0.0, 0.03), st.integers(0, 1000), st.sampled_from([0.012, 0.02, 0.05]))
 def test_jitter_of_the_contexts_hardly_changes_an_answer(contexts, jitter, seed, itl):
+    """Between contexts that lie far apart, 1 % of a context is up to 4 % of the throughput."""
     grid, scattered = sweep(contexts).decode, sweep(contexts, jitter, 0.0, seed).decode
     for context in np.linspace(contexts[0] + 24, contexts[-1] + 24, 40):
         plain, other = (each.find_best_throughput_per_gpu(itl, context).per_gpu for each in (grid, scattered))
-        assert other == pytest.approx(plain, rel=0.1)
+        assert other == pytest.approx(plain, rel=0.02 + 4 * jitter)
 
 
 def test_neighbouring_prompts_need_the_same_workers():
