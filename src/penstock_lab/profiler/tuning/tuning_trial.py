@@ -44,9 +44,8 @@ class TrialScore(NamedTuple):
 
         So a layer has one of each score: many equal ones would crowd the cheaper ones out of the next rung.
         """
-        if self.attainment < other.attainment or self.gpu_hours > other.gpu_hours:
-            return False
-        return self[:2] != other[:2] or self.strain < other.strain
+        as_good = self.attainment >= other.attainment and self.gpu_hours <= other.gpu_hours
+        return as_good and (self[:2] != other[:2] or self.strain < other.strain)
 
 
 def halve(
