@@ -387,11 +387,14 @@ def room_rows() -> Iterator[str]:
 def page_names() -> Iterator[str]:
     """A dotted name in ARCHITECTURE.md is a module's or what stands in one; without a package it is the server's."""
     for name in sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE.read_text()))):
-        parts = name.split(".")
-        path = SRC.joinpath(*parts) if (SRC / parts[0]).is_dir() else SRC.joinpath("penstock", *parts)
-        depth = len(path.relative_to(SRC).parts)
-        modules = [each.with_suffix(".py") for each in (path, *path.parents[: depth - 2])]
-        if parts[-1] not in FILES_NAMED and not path.is_dir() and not any(each.exists() for each in modules):
+        whole = name if (SRC / name.partition(".")[0]).is_dir() else f"penstock.{name}"
+        parts = whole.split(".")
+        around = [(module_file(".".join(parts[:-cut])), parts[-cut]) for cut in (1, 2)]
+        inside = any(
+            file and file.name != "__init__.py" and attribute in names_at_top(file) for file, attribute in around
+        )
+        known = module_file(whole) or inside
+        if not known and name.rpartition(".")[2] not in FILES_NAMED:
             yield f"ARCHITECTURE.md names {name}, which does not exist"
 
 
