@@ -6,6 +6,10 @@ from typing import Any
 
 from aiohttp import web
 
+from penstock.adapters.engines.describe import ServerHealth, health
+from penstock.adapters.engines.http.http1_client import Http1Client
+from penstock.kernel.values import WorkerCard
+
 
 @asynccontextmanager
 async def answering(routes: dict[str, Any]) -> AsyncIterator[str]:
@@ -28,3 +32,12 @@ async def answering(routes: dict[str, Any]) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def health_now(url: str, timeout: float = 5.0, *, card: WorkerCard | None) -> ServerHealth:
+    """Ask a server of model m for its health, over a connection of its own."""
+    calls = Http1Client()
+    try:
+        return await health(calls, url, timeout, "m", card=card)
+    finally:
+        await calls.close()

@@ -1,17 +1,24 @@
 """What a server says of itself: stock shapes are read, odd ones are left out, never fatal."""
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.adapters.engines.describe import ServerHealth, describe, health, listed_adapters, measured_speed
+from penstock.adapters.engines.describe import ServerHealth, describe, listed_adapters, measured_speed
+from penstock.adapters.engines.http.engine_http import EngineServer, PolledServer
+from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
+from tests.adapters.answering import health_now
+from tests.certificate import make_certificate
 
 MODELS = {"data": [{"id": "m", "max_model_len": 4096}, {"id": "m-lora", "parent": "m"}]}
 CARD = WorkerCard(id=WorkerId("w"), epoch=1, model="m", url="http://m")
@@ -43,7 +50,7 @@ async def serving(routes: dict[str, Any], status: int = 200) -> AsyncIterator[st
 async def asked(routes: dict[str, Any], **more: Any) -> WorkerCard:
     """Serve these answers and describe the server."""
     async with serving(routes) as url, aiohttp.ClientSession() as http:
-        assert isinstance(await health(http, url, 5.0, "m", card=CARD), ServerHealth)
+        assert isinstance(await health_now(url, card=CARD), ServerHealth)
         await measured_speed(http, url)
         return await describe(http, url, worker=WorkerId("w"), epoch=1, **more)
 
@@ -52,11 +59,10 @@ async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
     """A process that blocks takes connections, since the kernel does that for it, and answers none."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with aiohttp.ClientSession() as http:
-        busy = await health(http, url, 0.3, "m", card=CARD)
-        assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
-        listener.close()
-        assert await health(http, url, 0.3, "m", card=CARD) == ServerHealth("no answer", silent=False)
+    busy = await health_now(url, 0.3, card=CARD)
+    assert busy.silent and busy.lack == "no answer to its health check within 0.3 s"
+    listener.close()
+    assert await health_now(url, 0.3, card=CARD) == ServerHealth("no answer", silent=False)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +82,14 @@ async def test_a_server_that_is_busy_is_known_from_one_that_is_gone() -> None:
 async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
     routes: dict[str, Any], lack: str | None
 ) -> None:
-    async with serving(routes) as url, aiohttp.ClientSession() as http:
-        found = await health(http, url, 5.0, "m", card=CARD)
+    async with serving(routes) as url:
+        found = await health_now(url, card=CARD)
         assert not found.silent and (found.lack is None if lack is None else lack in (found.lack or ""))
 
 
 async def test_a_server_that_limits_rates_is_busy() -> None:
-    async with serving({"*": "slow down"}, 429) as url, aiohttp.ClientSession() as http:
-        assert await health(http, url, 5.0, "m", card=CARD) == ("/health answers 429", True)
+    async with serving({"*": "slow down"}, 429) as url:
+        assert await health_now(url, card=CARD) == ("/health answers 429", True)
 
 
 async def test_a_stock_vllm_is_read_in_full() -> None:
@@ -172,3 +178,72 @@ async def test_why_a_server_can_not_be_read_is_said_as_it_is(status: int, text: 
         with pytest.raises(EngineError) as caught:
             await describe(http, url, worker=WorkerId("w"), epoch=1)
         assert words in str(caught.value)
+
+
+def _raw(*answers: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    return serve
+
+
+async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: "
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        _raw(HEAD + b"2\r\n\r\nok"),
+        _raw(b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy"),
+        _raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
+        _raw(HEAD + b"2\r\n\r\n\xff\xfe"),
+        _raw(HEAD + b"900\r\n\r\nok"),
+        _raw(b"nonsense\r\n\r\n"),
+        _raw(),
+        _mute,
+        None,
+    ],
+    ids=["fine", "busy", "chunked", "no text", "broken off", "no HTTP", "hangs up", "mute", "nobody"],
+)
+async def test_a_server_is_polled_with_the_words_with_which_it_is_described(serve: Any) -> None:
+    """Status, text, whether it was silent and what is wrong with it: by both clients."""
+    url, server = "http://127.0.0.1:9", None
+    if serve is not None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    calls = Http1Client()
+    async with aiohttp.ClientSession() as http:
+        found = []
+        for asked_by in (EngineServer(http, url, 1.0), PolledServer(calls, url, 1.0)):
+            text = await asked_by.text("/health")
+            found.append((await asked_by.status("/health"), text, asked_by.silent, asked_by.fault))
+        assert found[0] == found[1]
+    await calls.close()
+    if server is not None:
+        server.close()
+
+
+async def test_a_name_that_is_none_and_a_certificate_that_is_not_trusted_are_named(tmp_path: Path) -> None:
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(*make_certificate(tmp_path))
+    server = await asyncio.start_server(_mute, "127.0.0.1", 0, ssl=served)
+    calls = Http1Client()
+    nowhere = PolledServer(calls, "http://nosuch.invalid:9")
+    assert await nowhere.status("/health") is None
+    assert "the name of the server nosuch.invalid can't be resolved: " in nowhere.reason
+    async with aiohttp.ClientSession() as http:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        for strange in (EngineServer(http, url), PolledServer(calls, url)):
+            assert await strange.status("/health") is None
+            assert "access.ca of its pool names the certificates that are trusted" in strange.reason
+    await calls.close()
+    server.close()

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.adapters.engines.describe import describe, health, lacking, ready
+from penstock.adapters.engines.describe import describe, lacking, ready
 from penstock.adapters.engines.dialects.dialect import samples
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of
 from penstock.adapters.engines.dialects.vllm import reachable
@@ -19,7 +19,7 @@ from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.config.settings.cluster_settings import PoolSettings
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
-from tests.adapters.answering import answering
+from tests.adapters.answering import answering, health_now
 
 VLLM_METRICS = (
     'vllm:cache_config_info{_block_size_resolved="True",block_size="32",cache_dtype="auto",engine="0",'
@@ -300,7 +300,7 @@ async def test_readiness_needs_health_and_a_model() -> None:
         routes: dict[str, Any] = {"/health": (503, "starting"), "/v1/models": listing("vllm")}
         async with answering(routes) as url:
             assert await lacking(http, url) == "/health answers 503"
-            assert (await health(http, url, 5.0, "m", card=None)).lack == "/health answers 503"
+            assert (await health_now(url, card=None)).lack == "/health answers 503"
             routes["/health"] = ""
             routes["/v1/models"] = {"data": []}
             assert await lacking(http, url) == "it lists no model"
@@ -311,15 +311,15 @@ async def test_readiness_needs_health_and_a_model() -> None:
             routes["/v1/models"] = listing("vllm")
             await ready(http, url, timeout=5.0)
             del routes["/health"]  # some servers have none
-            assert await lacking(http, url) is None and (await health(http, url, 5.0, "m", card=None)).lack is None
+            assert await lacking(http, url) is None and (await health_now(url, card=None)).lack is None
 
 
 async def test_the_health_of_a_known_kind_is_asked_where_it_costs_nothing() -> None:
     routes = {"/ready": "", "/health": (503, "it makes a token"), "/v1/models": listing("sglang")}
-    async with answering(routes) as url, aiohttp.ClientSession() as http:
+    async with answering(routes) as url:
         sglang = WorkerCard(id=WorkerId("w"), epoch=1, model="m", url=url, engine="sglang")
-        assert (await health(http, url, 5.0, "m", card=sglang)).lack is None
+        assert (await health_now(url, card=sglang)).lack is None
         routes["/ready"] = (503, "paused")
-        assert (await health(http, url, 5.0, "m", card=sglang)).lack == "/ready answers 503"
+        assert (await health_now(url, card=sglang)).lack == "/ready answers 503"
         del routes["/ready"]  # older ones have none
-        assert (await health(http, url, 5.0, "m", card=sglang)).lack is None
+        assert (await health_now(url, card=sglang)).lack is None

@@ -632,12 +632,10 @@ async def test_a_place_is_passed_on_when_connections_end() -> None:
 
 
 async def test_idle_connections_are_closed_before_engines_do_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.adapters.engines.http.http1_client_pool.KEEP_ALIVE", 0.05)
     monkeypatch.setattr("penstock.adapters.engines.http.http1_client_pool.FORGOTTEN_AFTER", 2)
     monkeypatch.setattr("penstock.adapters.engines.http.http1_client.SWEEP_EVERY", 0.02)
     async with engine([unary(b"ok")] * 3) as raw:
-        calls = client("fast")
-        assert isinstance(calls, Http1Client)
+        calls = Http1Client(keep_alive=0.05)
         await ask(calls, raw.url)
         async with asyncio.timeout(5):
             await raw.gone.wait()

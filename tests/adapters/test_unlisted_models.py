@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.adapters.engines.describe import describe, health
+from penstock.adapters.engines.describe import describe
 from penstock.adapters.engines.dialects.dialect_registry import dialect_of
 from penstock.adapters.engines.pool_overrides import UNLISTED
 from penstock.cli.shared.attached_servers import ModelUnknown, attached_models
@@ -18,7 +18,7 @@ from penstock.kernel.errors import ConfigError, EngineError
 from penstock.kernel.values import WorkerCard, WorkerId
 from penstock_lab.report.bench.bench_plan import BenchOptions
 from penstock_lab.report.bench.bench_run import model_and_block_size
-from tests.adapters.answering import answering
+from tests.adapters.answering import answering, health_now
 
 STATUS, NO_JSON, EMPTY = "answers with status {}", "answers without JSON", "lists no model"
 USELESS = [
@@ -49,17 +49,17 @@ async def described(url: str, http: aiohttp.ClientSession, model: str | None = "
 async def test_a_name_given_by_hand_is_enough(listing: Any, why: str, healthy: dict[str, Any]) -> None:
     routes = routes_of(listing, **healthy)
     async with answering(routes) as url, aiohttp.ClientSession() as http:
-        assert (await health(http, url, 5.0, "m", card=None)).lack is None, "before it is described"
+        assert (await health_now(url, card=None)).lack is None, "before it is described"
         card = await described(url, http)
         assert (card.model, card.engine, card.adapters) == ("m", "openai", ())
         assert card.labels == {UNLISTED: f"/v1/models {why}"}
         models = await asyncio.to_thread(attached_models, [url], model="m")
         assert list(models) == ["m"]
-        assert (await health(http, url, 5.0, "m", card=card)).lack is None
+        assert (await health_now(url, card=card)).lack is None
         routes["/v1/models"] = {"data": [{"id": "what is in its cache"}]}
-        assert (await health(http, url, 5.0, "m", card=card)).lack is None, "its list never said anything of the model"
+        assert (await health_now(url, card=card)).lack is None, "its list never said anything of the model"
         routes["/health"] = (503, "ending")
-        assert (await health(http, url, 5.0, "m", card=card)).lack == "/health answers 503"
+        assert (await health_now(url, card=card)).lack == "/health answers 503"
 
 
 @pytest.mark.parametrize(("listing", "why"), USELESS)
@@ -75,7 +75,7 @@ async def test_a_server_that_lists_others_does_not_serve_a_name_given_by_hand() 
     async with answering({"/v1/models": {"data": [{"id": "other"}]}}) as url, aiohttp.ClientSession() as http:
         with pytest.raises(EngineError, match=r"does not serve 'm'; it lists \['other'\]"):
             await described(url, http)
-        assert "it lists ['other']" in str((await health(http, url, 5.0, "m", card=None)).lack)
+        assert "it lists ['other']" in str((await health_now(url, card=None)).lack)
 
 
 async def test_a_list_that_named_the_model_must_go_on_naming_it() -> None:
@@ -84,7 +84,7 @@ async def test_a_list_that_named_the_model_must_go_on_naming_it() -> None:
         card = await described(url, http)
         assert UNLISTED not in card.labels
         routes["/v1/models"] = (500, "")
-        assert (await health(http, url, 5.0, "m", card=card)).lack == "/v1/models answers 500"
+        assert (await health_now(url, card=card)).lack == "/v1/models answers 500"
 
 
 @pytest.mark.parametrize(

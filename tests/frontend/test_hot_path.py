@@ -23,7 +23,7 @@ SOURCES = str(Path(penstock.__file__).parent)
 FILES_MAX = 43
 CALLS_MAX = 269
 ALL_CALLS_MAX = 288
-ENTRY_CALLS_MAX = 112
+ENTRY_CALLS_MAX = 111
 PIECES = 8
 
 

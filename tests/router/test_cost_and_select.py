@@ -268,7 +268,7 @@ def test_columns_price_as_one_by_one_does(
             targets,
             columns.place,
             Candidates(
-                *columns.numbers.copy(),
+                columns.numbers.copy(),
                 active.shared(columns, chain),
                 tiers[0],
                 tiers[1:] if any(tier.any() for tier in tiers[1:]) else [],
@@ -294,7 +294,7 @@ def test_columns_price_as_one_by_one_does(
 def test_a_table_is_digested_with_its_numbers_as_they_are(held: tuple[int, int], numbers: tuple[float, ...]) -> None:
     """In the compiled build, too: both write the same journal."""
     targets = [(target("w0"), None), (target("w1"), None)]
-    candidates = Candidates(*np.zeros((3, 2), dtype=np.int64), 0, held[0], [], held[1], numbers[:3], *numbers[3:])
+    candidates = Candidates(np.zeros((3, 2), dtype=np.int64), 0, held[0], [], held[1], numbers[:3], *numbers[3:])
     table = CostTable(
         demand(), CostSettings(), targets, {to: place for place, (to, _) in enumerate(targets)}, candidates
     )
@@ -394,10 +394,11 @@ def test_every_cost_function_has_its_columns() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=24, max_size=40), st.integers(0, 23))
 def test_what_is_cached_beside_the_most_is_the_same_of_columns_and_rows(held: list[tuple[int, int]], at: int) -> None:
     targets = [(target(f"w{number}"), None) for number in range(len(held))]
-    zeros = np.zeros(len(held), dtype=np.int64)
+    loads = np.zeros((3, len(held)), dtype=np.int64)
     demand = RequestDemand(Prompt(100, [1, 2, 3, 4]), 0, 16, 10.0, 0, 1.0)
     tiers = np.array(held).T
-    candidates = Candidates(zeros, zeros, zeros, 0, tiers[0], [tiers[1], zeros], 1, (0.0, 0.0, 0.0), 1.0)
+    candidates = Candidates(loads, 0, tiers[0], [tiers[1], loads[0]], 1, (0.0, 0.0, 0.0), 1.0)
     table = CostTable(demand, CostSettings(), targets, {to: place for place, (to, _) in enumerate(targets)}, candidates)
-    assert cached_beside_most(table, at) == cached_beside_most(list(table), at)
+    chosen = targets[at][0]
+    assert cached_beside_most(table, chosen) == cached_beside_most(list(table), chosen)
     assert table.most_cached() == most_cached(list(table))

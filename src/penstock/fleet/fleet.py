@@ -68,11 +68,21 @@ class Fleet:
         effects = self._effects[:]
         self._effects.clear()
         self.revision += changed or not all(isinstance(effect, events.Probe) for effect in effects)
-        due = min((life.due for life in self.state.lives.values() if life.due is not None), default=None)
+        due = self._next_due(event) if isinstance(event, events.Probed) and not changed else self._first_due()
         if due is not None and due != self.state.woken_at:
             self.state.woken_at = due
             effects.append(Wake(at=due))
         return effects
+
+    def _first_due(self) -> Nanos | None:
+        return min((life.due for life in self.state.lives.values() if life.due is not None), default=None)
+
+    def _next_due(self, event: events.Probed) -> Nanos | None:
+        """Return what `_first_due` does after a probe that changed nothing: no other life is looked at."""
+        life, woken_at = self.state.lives.get(event.worker), self.state.woken_at
+        if woken_at is None:
+            return self._first_due()
+        return woken_at if life is None or life.due is None else min(woken_at, life.due)
 
     def pools(self) -> dict[str, Pool]:
         """Return every pool as it is now."""
@@ -290,8 +300,10 @@ class Fleet:
         self._assemble(read_snapshot(snapshot, FleetState, VERSION, "a fleet"))
 
     def check(self) -> None:
-        """Raise where two engines have one GPU, or a replica waits for nothing."""
+        """Raise where two engines have one GPU, or a replica waits for nothing or for a time at which nobody looks."""
         state = self.state
+        if (due := self._first_due()) is not None and (state.woken_at is None or state.woken_at > due):
+            raise InvariantError(f"it is woken at {state.woken_at}, and something is due at {due}")
         taken = sorted(gpu for life in state.lives.values() for gpu in life.gpus if gpu in state.gpus.all)
         if sorted([*taken, *state.gpus.left]) != sorted(state.gpus.all):
             raise InvariantError(f"GPUs {state.gpus.all}: taken are {taken}, free are {state.gpus.left}")

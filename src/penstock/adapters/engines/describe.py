@@ -15,7 +15,8 @@ import msgspec
 from penstock.adapters.engines.dialects.dialect_registry import DIALECTS, dialect_of, recognise
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_access import refused
-from penstock.adapters.engines.http.engine_http import EngineServer
+from penstock.adapters.engines.http.engine_call import EngineCalls
+from penstock.adapters.engines.http.engine_http import EngineServer, PolledServer
 from penstock.adapters.engines.pool_overrides import CHAT_TEMPLATE, REFUSED, TAKEN, UNLISTED, UNTRIED
 from penstock.kernel.errors import EngineError
 from penstock.kernel.values import JsonObject, WorkerCard, WorkerId
@@ -103,7 +104,7 @@ class ServerHealth(NamedTuple):
 
 
 async def health(
-    http: aiohttp.ClientSession,
+    calls: EngineCalls,
     url: str,
     timeout: float,
     model: str,
@@ -119,7 +120,7 @@ async def health(
 
     A vLLM server answers 200 while it drains, too: its refusals then show that (`Dialect.refusal`).
     """
-    server = EngineServer(http, url, timeout)
+    server = PolledServer(calls, url, timeout)
     route = dialect_of("openai" if card is None else card.engine).health
     for path in (route, "/v1/models"):
         status = await server.status(path)

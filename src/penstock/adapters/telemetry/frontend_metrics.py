@@ -11,7 +11,7 @@ from penstock.adapters.telemetry.metric_names import MetricNamesOf
 from penstock.adapters.telemetry.prometheus_text import MetricCell, Observations
 from penstock.kernel.values import WorkerCard
 from penstock.router.events import Closed, Dispatch
-from penstock.router.selection.cost import cached_beside_most, place_of
+from penstock.router.selection.cost import cached_beside_most
 from penstock.router.status_rows import RouterStatus, WorkerStatus
 
 NAMESPACE, COMPONENT = "dynamo", "backend"
@@ -172,15 +172,14 @@ class FrontendMetrics(MetricNamesOf):
         of.router_input.observe(decision.isl)
         if decision.isl:
             self._of_router.hit_rate.observe(min(1.0, decision.expected_cached_tokens / decision.isl))
-        costs = decision.candidates
-        place = place_of(costs, decision.chosen)
-        if place is None:
+        compared = cached_beside_most(decision.candidates, decision.chosen)
+        if compared is None:
             return
-        tokens, blocks, most, best = cached_beside_most(costs, place)
-        of.selected_prefix.value += tokens
-        of.best_prefix.value += most
-        self._of_router.blocks_lost.observe(best - blocks)
-        if most > tokens:
+        chosen, best = compared
+        of.selected_prefix.value += chosen.overlap_tokens
+        of.best_prefix.value += best.overlap_tokens
+        self._of_router.blocks_lost.observe(best.overlap_blocks - chosen.overlap_blocks)
+        if best is not chosen:
             self.not_best.add(COMPONENT, NAMESPACE, self.router, self.router, "prefill")
 
     def migrated(self, model: str, took: float) -> None:

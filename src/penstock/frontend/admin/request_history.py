@@ -28,8 +28,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 DECISIONS_MAX = 4096
 """Decisions that explain knows without the run folder; the oldest go."""
-WHOLE_MAX = 32 << 20
-"""Bytes of candidates that are kept; of decisions before these it knows the summaries."""
+WHOLE_MAX = 8 << 20
+"""Bytes of candidates that are kept; of decisions before these it knows the summaries. With four times as many, the
+memory of a new decision had left the processor's caches: a third of what writing its columns took."""
 ROW_BYTES = 400
 """About what a candidate takes that is no column."""
 CLOSED_MAX = 4096
@@ -44,7 +45,9 @@ class _DecisionRecord:
     worker: str
     line: bytes
     whole: Decision | None
-    """With what the line leaves out; None where it has it all, or where that is too long ago."""
+    """With what the line leaves out; None where it has it all, or where that is too long ago..."""
+    bytes: int
+    """... and about what that takes."""
 
 
 class RequestHistory:
@@ -93,13 +96,13 @@ class RequestHistory:
                     del self._by_request[request]
                 if self._whole and self._whole[0] is self._decisions[0]:
                     self._shorten()
-            whole = decision if shortened else None
-            record = _DecisionRecord(decision.at, decision.request, decision.chosen.worker, line, whole)
+            whole, size = (decision, _bytes_of(decision)) if shortened else (None, 0)
+            record = _DecisionRecord(decision.at, decision.request, decision.chosen.worker, line, whole, size)
             self._decisions.append(record)
             self._by_request.setdefault(decision.request, []).append(record)
             if shortened:
                 self._whole.append(record)
-                self._bytes += _bytes_of(decision)
+                self._bytes += size
                 while self._bytes > WHOLE_MAX:
                     self._shorten()
         return msgspec.Raw(recorded)
@@ -108,7 +111,7 @@ class RequestHistory:
         """Keep of the oldest whole decision its summary alone."""
         record = self._whole.popleft()
         if record.whole is not None:
-            self._bytes -= _bytes_of(record.whole)
+            self._bytes -= record.bytes
             record.whole = None
 
     def arrived(self, request: str, lead: Nanos) -> None:

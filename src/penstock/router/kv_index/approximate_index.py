@@ -205,10 +205,11 @@ class ApproximateIndex:
             found.update(dict.fromkeys(named(mask, self._slots.names), depth))
         return found
 
-    def column(self, blocks: Sequence[int], place: Mapping[Target, int], now: Nanos) -> Column:
+    def column(self, blocks: Sequence[int], place: Mapping[Target, int], now: Nanos) -> Column | None:
         """Return the same for many targets; see `penstock.router.kv_index.indexer.HistoryIndexer.column`."""
         self._advance(now)
-        return self._slots.column(self._ends(blocks, self._slots.alive), place)
+        ends = self._ends(blocks, self._slots.alive)
+        return self._slots.column(ends, place) if ends else None
 
     def _ends(self, blocks: Sequence[int], wanted: int) -> list[tuple[int, int]]:
         """Return (leading blocks, mask of the targets that hold just so many), rising."""

@@ -139,8 +139,8 @@ class HistoryIndexer(Indexer[int], Protocol):
         """Remember that a target is about to hold these blocks."""
         ...
 
-    def column(self, blocks: Any, place: Mapping[Target, int], now: Nanos) -> Column:
-        """Return the same as `overlap` for many targets, as `EventIndexer.columns` does."""
+    def column(self, blocks: Any, place: Mapping[Target, int], now: Nanos) -> Column | None:
+        """Return the same as `overlap` for many targets, as `EventIndexer.columns` does; None where none holds any."""
         ...
 
 

@@ -264,8 +264,7 @@ class PoolIndex:
             more = guessed > device
             device, lower = np.maximum(guessed, device), [np.where(more, 0, tier) for tier in lower]
             source = np.where(more, APPROXIMATE, source)
-        if self.predicted is not None:
-            depth = self.predicted.column(blocks, place, now)
+        if self.predicted is not None and (depth := self.predicted.column(blocks, place, now)) is not None:
             more = depth > device
             if self.exact.windowed():
                 more &= np.array([not self.exact.windowed(target) for target in place], dtype=bool)

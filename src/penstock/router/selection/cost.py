@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from penstock.kernel.values import Prompt, Target, WorkerCard
 from penstock.router.events import Cost
@@ -147,11 +148,8 @@ class Candidates(NamedTuple):
     A number stands for a column of that number.
     """
 
-    queued: Column
-    """Tokens still to prefill."""
-    requests: Column
-    blocks: Column
-    """In use."""
+    loads: Column
+    """Shape (3, candidates): tokens still to prefill, requests, and blocks in use."""
     shared: Column | int
     """Leading blocks of the prompt among those in use."""
     device: Column | int
@@ -197,21 +195,24 @@ class CostTable(Sequence[Cost]):
     ) -> None:
         blocks = len(demand.prompt.blocks)
         if CREDIT_DECAY:
-            demand = msgspec.structs.replace(demand, least_prefill=int(candidates.queued.min()))
-        after = candidates.blocks + (blocks + demand.unhashed_blocks)
+            demand = msgspec.structs.replace(demand, least_prefill=int(candidates.loads[0].min()))
+        after = candidates.loads[2] + (blocks + demand.unhashed_blocks)
         if not isinstance(candidates.shared, int):
             after -= candidates.shared
         self.total: Column = TOTALS[settings.kind](demand, candidates, after, settings)
         """What is compared; lower wins."""
-        self.active_requests: Column = candidates.requests
-        """Requests running on each candidate."""
         # A table may be kept for long: of the prompt's blocks it keeps how many there are.
         self._demand = msgspec.structs.replace(demand, prompt=Prompt(demand.prompt.isl, range(blocks)))
         self._settings, self._of, self._after = settings, candidates, after
         self._targets, self._place = targets, place
         self._discounts: dict[int, float] = {}
         self._most_cached: int | None = None
+        self._least_places: npt.NDArray[np.intp] | None = None
         self._added: Mapping[str, Floats] = {}
+        same = not any(isinstance(one, np.ndarray) for one in candidates.speed)
+        self._speed = Speed(*candidates.speed) if same else None  # type: ignore[arg-type]
+        self._rows: dict[int, Cost] = {}
+        """Those that were asked for: the chosen one is, again and again."""
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -223,21 +224,30 @@ class CostTable(Sequence[Cost]):
     def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
-        of, place = self._of, range(len(self))[index]
-        lower = [column.item(place) for column in of.lower]
-        host, disk, costly = (*lower, 0, 0, 0)[:3]
-        held = HeldBlocks(_column_value(of.device, place), host, disk, SOURCES[_column_value(of.source, place)], costly)
-        load = _Load(of.queued.item(place), of.requests.item(place), of.blocks.item(place), self._after.item(place))
-        speed = Speed(*[_column_value(column, place) for column in of.speed])
-        candidate = Candidate(
-            self._targets[place][0],
-            held,
-            load,
-            speed,
-            _column_value(of.distance, place),
-            _column_value(of.adapter, place),
+        place = range(len(self))[index]
+        row = self._rows.get(place)
+        if row is None:
+            row = self._rows[place] = self._row(place)
+        return row
+
+    def _row(self, place: int) -> Cost:
+        of = self._of
+        queued, requests, blocks = of.loads[:, place].tolist()
+        host, disk, costly = (*[column.item(place) for column in of.lower], 0, 0, 0)[:3] if of.lower else (0, 0, 0)
+        row = COSTS[self._settings.kind](
+            self._demand,
+            Candidate(
+                self._targets[place][0],
+                HeldBlocks(
+                    _column_value(of.device, place), host, disk, SOURCES[_column_value(of.source, place)], costly
+                ),
+                _Load(queued, requests, blocks, self._after.item(place)),
+                self._speed or Speed(*[_column_value(column, place) for column in of.speed]),
+                _column_value(of.distance, place),
+                _column_value(of.adapter, place),
+            ),
+            self._settings,
         )
-        row = COSTS[self._settings.kind](self._demand, candidate, self._settings)
         if self._added:
             row = _with_plugins(row, {name: column.item(place) for name, column in self._added.items()})
         left = self._discounts.get(place)
@@ -254,6 +264,7 @@ class CostTable(Sequence[Cost]):
         if (place := self._place.get(home)) is not None:
             self.total[place] *= left
             self._discounts[place] = left
+            self._forget()
         return self
 
     def scored(self, added: Mapping[str, Floats]) -> "CostTable":
@@ -261,7 +272,13 @@ class CostTable(Sequence[Cost]):
         self._added = added
         for column in added.values():
             self.total += column
+        self._forget()
         return self
+
+    def _forget(self) -> None:
+        """The totals have changed."""
+        self._rows.clear()
+        self._least_places = None
 
     def candidates(self, card_of: Callable[[Target], WorkerCard]) -> PricedCandidates:
         """Return what scorers may know of the candidates."""
@@ -269,19 +286,43 @@ class CostTable(Sequence[Cost]):
         cached = self._cached_blocks() * self._demand.block_size + np.zeros(len(self), dtype=np.int64)
         targets = [target for target, _ in self._targets]
         cards = [card_of(target) for target in targets]
-        return PricedCandidates(targets, cards, lambda: (of.queued, of.requests, of.blocks), self.total, cached)
+        return PricedCandidates(targets, cards, lambda: list(of.loads), self.total, cached)
+
+    @property
+    def active_requests(self) -> Column:
+        """Requests running on each candidate."""
+        running: Column = self._of.loads[1]
+        return running
+
+    @property
+    def least_places(self) -> npt.NDArray[np.intp]:
+        """The places with the least total, rising: all of an idle fleet may be."""
+        if self._least_places is None:
+            total = self.total
+            self._least_places = (total == total[total.argmin()]).nonzero()[0]
+        return self._least_places
+
+    def ranked(self, count: int) -> list[int]:
+        """Return what `ranked` does."""
+        places: list[int] = self.least_places[:count].tolist()
+        if len(places) < min(count, len(self)):
+            left = self.total.copy()
+            left[places] = math.inf
+            while len(places) < min(count, len(self)):  # a few passes cost less than any order of thousands
+                places.append(int(left.argmin()))
+                left[places[-1]] = math.inf
+        return places
 
     def most_cached(self) -> int:
         """Return the place of the first candidate with the most tokens in its cache."""
         if self._most_cached is None:
-            self._most_cached = int(self._cached_blocks().argmax())  # a number stands for all: the first
+            self._most_cached = 0 if self.evenly_cached else int(self._cached_blocks().argmax())
         return self._most_cached
 
-    def cached_at(self, place: int) -> tuple[int, int]:
-        """Return the cached tokens of the candidate at a place, and its blocks on the device."""
-        of = self._of
-        held = HeldBlocks(_column_value(of.device, place), *[column.item(place) for column in of.lower[:2]])
-        return cached_tokens(self._demand, held), held.device
+    @property
+    def evenly_cached(self) -> bool:
+        """Whether all candidates have the same of the prompt, such as nothing."""
+        return isinstance(self._of.device, int) and not self._of.lower
 
     @property
     def content(self) -> list[bytes]:
@@ -290,8 +331,8 @@ class CostTable(Sequence[Cost]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns."""
-        return sum(one.nbytes for one in self._columns() if isinstance(one, np.ndarray))
+        """About the bytes of the columns."""
+        return self.total.nbytes * (7 + len(self._of.lower) + len(self._added))
 
     def second(self, first: int) -> tuple[Target, float]:
         """Return what `second_of` does, without a row."""
@@ -310,7 +351,7 @@ class CostTable(Sequence[Cost]):
     def _columns(self) -> Sequence[Any]:
         """Return columns, and numbers that stand for one as they are: of `float` mypyc would make a 0 to 0.0."""
         of = self._of
-        loads = (of.queued, of.requests, of.blocks, self._after)
+        loads = (*of.loads, self._after)
         added = self._added.values()
         return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
 
@@ -327,12 +368,13 @@ def _block_totals(demand: RequestDemand, of: Candidates, after: Column, settings
     if demand.handed:
         transfer = settings.transfer_scale * of.distance * _missing_columns(demand, of)
         isl, saved, lower = 0, 0, ()
-    work: Column = of.queued / size
+    queued, requests, _ = of.loads
+    work: Column = queued / size
     work += isl / size
     if not isinstance(saved, int):
         worth: Any = demand.overlap_credit
         if CREDIT_DECAY:
-            excess = (of.queued - demand.least_prefill) / size
+            excess = (queued - demand.least_prefill) / size
             excess /= len(demand.prompt.blocks) + demand.unhashed_blocks or 1
             worth = worth / (1.0 + CREDIT_DECAY * np.maximum(excess, 0.0))
         work -= worth * saved
@@ -343,7 +385,7 @@ def _block_totals(demand: RequestDemand, of: Candidates, after: Column, settings
     scale = settings.prefill_scale
     if scale != 1.0:
         work *= scale
-    decode = settings.request_weight * of.requests
+    decode = settings.request_weight * requests
     decode += after
     if settings.decode_scale != 1.0:
         decode *= settings.decode_scale
@@ -366,7 +408,7 @@ def _latency_totals(demand: RequestDemand, of: Candidates, after: Column, settin
     if demand.handed:
         transfer = demand.ms_per_block * of.distance * _missing_columns(demand, of)
     decode = 1e3 * decode_slope * after * demand.osl
-    totals: Column = prefill + 1e3 * slope * of.queued + transfer + decode + 1e3 * of.adapter
+    totals: Column = prefill + 1e3 * slope * of.loads[0] + transfer + decode + 1e3 * of.adapter
     return totals
 
 
@@ -430,8 +472,7 @@ def active_requests_of(costs: Sequence[Cost]) -> list[int]:
 def cheapest_of(costs: Sequence[Cost]) -> Any:
     """Return the places with the least total, rising: numbers of numpy where the costs are a table."""
     if isinstance(costs, CostTable):
-        total = costs.total
-        return (total == total[total.argmin()]).nonzero()[0]  # hundreds may be: none is looked at but by place
+        return costs.least_places  # hundreds may be: none is looked at but by place
     places: list[int] = []
     least = math.inf
     for place, one in enumerate(costs):
@@ -467,11 +508,7 @@ def place_of(costs: Sequence[Cost], target: Target) -> int | None:
 def ranked(costs: Sequence[Cost], count: int) -> list[int]:
     """Return the places of the lowest totals, the best first; equal ones by place."""
     if isinstance(costs, CostTable):
-        left, places = costs.total.copy(), list[int]()
-        for _ in range(min(count, len(costs))):  # a few passes cost less than any order of thousands
-            places.append(int(left.argmin()))
-            left[places[-1]] = math.inf
-        return places
+        return costs.ranked(count)
     return sorted(range(len(costs)), key=lambda place: costs[place].total)[:count]
 
 
@@ -486,19 +523,26 @@ def most_cached(costs: Sequence[Cost]) -> int:
     return best
 
 
-def cached_beside_most(costs: Sequence[Cost], place: int) -> tuple[int, int, int, int]:
-    """Return the cached tokens and device blocks of the candidate at a place, and those of the one with most cached.
+def cached_beside_most(costs: Sequence[Cost], chosen: Target) -> tuple[Cost, Cost] | None:
+    """Return the chosen candidate and the one with most cached tokens, the same where none has more.
 
-    Of a table no row is made for it.
+    None where what was chosen is no candidate.
     """
+    here: Cost | None = None
+    most: Cost | None = None
     if isinstance(costs, CostTable):
-        here, most = costs.cached_at(place), costs.cached_at(costs.most_cached())
-        return *here, *(most if most[0] > here[0] else here)
-    own = best = costs[place]
-    for one in costs:
-        if one.overlap_tokens > best.overlap_tokens:
-            best = one
-    return own.overlap_tokens, own.overlap_blocks, best.overlap_tokens, best.overlap_blocks
+        if (place := costs._place.get(chosen)) is not None:
+            here = costs[place]
+            most = here if costs.evenly_cached else costs[costs.most_cached()]
+    else:
+        for one in costs:
+            if one.target == chosen:
+                here = one
+            if most is None or one.overlap_tokens > most.overlap_tokens:
+                most = one
+    if here is None or most is None:
+        return None
+    return here, most if most.overlap_tokens > here.overlap_tokens else here
 
 
 def cheapest(costs: Sequence[Cost], count: int) -> list[Target]:

@@ -303,11 +303,8 @@ def _candidate_columns(
     if pool.settings.cost.kind == "latency":
         own = [usual if worker.speed is None else pool.speeds.measured(worker.speed) for _, worker in targets]
         speeds = tuple(np.array([msgspec.structs.astuple(speed) for speed in own]).T)
-    queued, requests, in_use = columns.numbers.copy()
     return columns.place, Candidates(
-        queued,
-        requests,
-        in_use,
+        columns.numbers.copy(),
         pool.active.shared(columns, prompt.blocks),
         device,
         lower,

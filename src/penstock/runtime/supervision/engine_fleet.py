@@ -21,6 +21,7 @@ from penstock.adapters.connectors.state_file import StateFile
 from penstock.adapters.engines.describe import ServerHealth, describe, health, lacking
 from penstock.adapters.engines.dialects.kv_transfer_protocol import USUAL
 from penstock.adapters.engines.http.engine_access import EngineAccesses, key_env
+from penstock.adapters.engines.http.http1_client import Http1Client
 from penstock.adapters.engines.launch import Launch, launch_of
 from penstock.adapters.engines.pool_overrides import overrides_of
 from penstock.adapters.engines.sleep_mode import put_to_sleep, wake
@@ -51,6 +52,9 @@ log = logging.getLogger("penstock.fleet")
 
 GPU_ENGINES = ("vllm", "sglang", "trtllm", "llamacpp")
 """Kinds of engines that compute on GPUs where there are any."""
+CHECKS_KEEP_ALIVE = 30.0
+"""Seconds: above those between two checks of one of 500 servers, so that the second needs no new connection where the
+server keeps the old one."""
 FLUSH_EVERY = 1.0
 """Seconds between two writes of the journal."""
 Launcher = Callable[[str, int, Sequence[int]], LaunchSpec]
@@ -193,6 +197,8 @@ class EngineFleet:
         self._models: dict[str, ModelSettings] = {}
         self._accesses = EngineAccesses(self._models, access_env)
         self._http = self._accesses.session()
+        self._calls = Http1Client(keep_alive=CHECKS_KEEP_ALIVE, access=self._accesses.at)
+        """For the checks of health, which are many."""
 
     def _here(
         self,
@@ -346,6 +352,7 @@ class EngineFleet:
         if self._journal is not None:
             await asyncio.to_thread(self._journal.flush)
         await self._http.close()
+        await self._calls.close()
         if self._source is not None:
             await self._source.close()
 
@@ -374,7 +381,7 @@ class EngineFleet:
 
     async def health(self, engine: EngineProcess, timeout: float, model: str) -> ServerHealth:
         card, settings = self._cards.get(engine.worker), self._enter(engine.pool, engine.url)
-        return await health(self._http.session, engine.url, timeout, model, settings, card=card)
+        return await health(self._calls, engine.url, timeout, model, settings, card=card)
 
     async def mark_silent(self, worker: str, *, silent: bool, draining: bool) -> None:
         card = self._cards.get(worker)

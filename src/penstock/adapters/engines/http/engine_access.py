@@ -90,10 +90,10 @@ class EngineAccesses:
         Raises:
             ConfigError: the pool is not in the settings of this process, or a file that it names can't be read.
         """
-        self._servers.pop(_origin(url), None)
-        if pool is None:
-            return
-        self._servers[_origin(url)] = self.of_pool(model, pool)
+        if self._servers:
+            self._servers.pop(_origin(url), None)
+        if pool is not None:
+            self._servers[_origin(url)] = self.of_pool(model, pool)
 
     def of_pool(self, model: str, pool: str) -> EngineAccess:
         """Return the access to a pool's engines, read once; see `enter` for the errors."""

@@ -31,6 +31,10 @@ class ConnectFailed(EngineUnreachable):
     """No connection came about, so the engine never had the request."""
 
 
+class EngineSilent(EngineUnreachable):
+    """A connection came about, and no answer came on it in time."""
+
+
 class EngineBroken(EngineError):
     """The answer broke off after it had begun."""
 
@@ -118,8 +122,8 @@ class EngineCalls(Protocol):
         """Return a POST that has not been sent yet."""
         ...
 
-    async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body (at most `COMMAND_MAX` bytes) of a POST without a body, such as a cache's reset.
+    async def command(self, url: str, path: str, timeout: float, method: str = "POST") -> tuple[int, bytes]:
+        """Return status and body (at most `COMMAND_MAX` bytes) of a request without a body, such as a cache's reset.
 
         Raises:
             EngineUnreachable: no whole answer within ``timeout`` seconds.

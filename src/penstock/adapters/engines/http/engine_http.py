@@ -1,34 +1,41 @@
-"""`EngineServer`: small GETs to describe a server over plain HTTP, each sent once; a missing answer is None."""
+"""`ServerAnswers`: what a server answers to small GETs, each sent once; a missing answer is None.
 
+`EngineServer` asks by aiohttp, which follows redirects, to describe a server. `PolledServer` asks by the client that
+requests go by, at a third of the cost: hundreds of servers are asked again and again.
+"""
+
+import socket
+import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from penstock.adapters.engines.http.engine_call import ConnectFailed, EngineCalls, EngineSilent, EngineUnreachable
+
 TIMEOUT = 5.0
 ANSWER_MAX = 8 << 20
 """Bytes; a server's whole ``/metrics`` has some 100 KiB."""
+CLOSES = "it closes connections without an answer"
 
 
-class EngineServer:
+class ServerAnswers(ABC):
     """One server, as it answers now; answers are cached.
 
     Args:
         url: base URL, such as ``http://127.0.0.1:8001``.
-        timeout: seconds that one answer may take.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self.silent = False
         """Whether a connection came about to which it gave no answer in time."""
         self.fault: str | None = None
         """What is wrong with its name or its TLS, where that is why there is no answer."""
-        # A connection has a little less time than the whole: who takes none is known from who is late with an answer.
-        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=0.9 * timeout)
-        self._http = http
         self._answers: dict[str, tuple[int, str] | None] = {}
 
     @property
@@ -61,6 +68,35 @@ class EngineServer:
         value = await self.json(path)
         return value if isinstance(value, dict) else {}
 
+    async def _ask(self, path: str) -> tuple[int, str] | None:
+        if path not in self._answers:
+            self._answers[path] = await self._get(path)
+        return self._answers[path]
+
+    @abstractmethod
+    async def _get(self, path: str) -> tuple[int, str] | None: ...
+
+    def _find_fault(self, error: BaseException | None) -> None:
+        """Note why no connection came about, where that is no matter of who listens there."""
+        if isinstance(error, socket.gaierror):
+            self.fault = f"the name of the server {urlsplit(self.url).hostname} can't be resolved: {error.strerror}"
+        elif isinstance(error, ssl.SSLError):
+            self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
+
+
+class EngineServer(ServerAnswers):
+    """A server that is asked by aiohttp.
+
+    Args:
+        timeout: seconds that one answer may take.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, timeout: float = TIMEOUT) -> None:
+        super().__init__(url)
+        # A connection has a little less time than the whole: who takes none is known from who is late with an answer.
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=0.9 * timeout)
+        self._http = http
+
     async def takes(self, path: str, body: Mapping[str, Any]) -> bool:
         """Return whether a POST of JSON is answered with 200."""
         return await self.post(path, body) == 200
@@ -73,11 +109,6 @@ class EngineServer:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
 
-    async def _ask(self, path: str) -> tuple[int, str] | None:
-        if path not in self._answers:
-            self._answers[path] = await self._get(path)
-        return self._answers[path]
-
     async def _get(self, path: str) -> tuple[int, str] | None:
         try:
             async with self._http.get(self.url + path, timeout=self._timeout) as answer:
@@ -88,16 +119,36 @@ class EngineServer:
             self.silent = not isinstance(error, aiohttp.ConnectionTimeoutError)
             return None
         except aiohttp.ClientConnectorError as error:
-            if isinstance(error, aiohttp.ClientConnectorDNSError):
-                self.fault = f"the name of the server {error.host} can't be resolved: {error.strerror}"
-            elif isinstance(error, aiohttp.ClientSSLError):
-                self.fault = f"{error}; access.ca of its pool names the certificates that are trusted"
+            self._find_fault(error if isinstance(error, ssl.SSLError) else error.os_error)
             return None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            self.fault = "it closes connections without an answer"
+            self.fault = CLOSES
             return None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError, ValueError):
             return None
+
+
+class PolledServer(ServerAnswers):
+    """A server that is asked by the client of requests; see `EngineServer`."""
+
+    def __init__(self, calls: EngineCalls, url: str, timeout: float = TIMEOUT) -> None:
+        super().__init__(url)
+        self._calls, self._timeout = calls, timeout
+
+    async def _get(self, path: str) -> tuple[int, str] | None:
+        try:
+            status, body = await self._calls.command(self.url, path, self._timeout, "GET")
+            return status, body.decode()
+        except EngineSilent:
+            self.silent = True
+        except ConnectFailed as error:
+            self._find_fault(error.__cause__)
+        except EngineUnreachable as error:
+            if error.__cause__ is None:
+                self.fault = CLOSES
+        except UnicodeDecodeError:
+            pass
+        return None
 
 
 def whole(value: Any) -> int | None:

@@ -10,6 +10,7 @@ import base64
 import re
 import ssl
 from collections.abc import Callable, Coroutine, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -21,12 +22,13 @@ from penstock.adapters.engines.http.engine_call import (
     CallStopped,
     ConnectFailed,
     EngineBroken,
+    EngineSilent,
     EngineUnreachable,
     Feed,
     ResponseSink,
 )
 from penstock.adapters.engines.http.http1_client_connection import ConnectionClosed, EngineConnection
-from penstock.adapters.engines.http.http1_client_pool import SWEEP_EVERY, ConnectionPool
+from penstock.adapters.engines.http.http1_client_pool import KEEP_ALIVE, SWEEP_EVERY, ConnectionPool
 from penstock.adapters.http1_connection import header_lines
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ class Http1Client:
     Args:
         connect_timeout: seconds.
         connections_max: connections to one engine; a call above that waits for one.
+        keep_alive: seconds that an idle connection is kept.
         tls: for https; None trusts the system's certificates.
         access: what a server asks for, by its URL; looked up when a route of it is first called.
     """
@@ -57,12 +60,14 @@ class Http1Client:
         *,
         connect_timeout: float = 5.0,
         connections_max: int = CONNECTIONS_MAX,
+        keep_alive: float = KEEP_ALIVE,
         tls: ssl.SSLContext | None = None,
         access: Callable[[str], EngineAccess] = lambda url: OPEN,
     ) -> None:
         self._access = access
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
+        self._keep_alive = keep_alive
         self._tls = tls
         self._origins: dict[tuple[str, int, bool], ConnectionPool] = {}
         self._targets: dict[tuple[str, str], _Target] = {}
@@ -70,25 +75,30 @@ class Http1Client:
 
     def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> "Http1Call":
         """Return a POST that has not been sent yet."""
-        key = (url, path)
         try:
-            origin, start = self._targets[key]
+            origin, start = self._targets[url, path]
         except KeyError:
-            origin, start = self._remember(key)
+            if len(self._targets) >= _TARGETS_MAX:
+                self._targets.clear()
+            origin, start = self._targets[url, path] = self._target(url, path, "POST")
         head = f"{start}{header_lines(headers)}content-length: {len(body)}\r\n\r\n"
         return Http1Call(url, origin, head.encode("utf-8", "surrogateescape"), body)
 
-    async def command(self, url: str, path: str, timeout: float) -> tuple[int, bytes]:
-        """Return status and body of a small POST without a body."""
-        call = self.call(url, path, b"", {})
+    async def command(self, url: str, path: str, timeout: float, method: str = "POST") -> tuple[int, bytes]:
+        """Return status and body of a small request without a body."""
+        origin, start = self._target(url, path, method)
+        call = Http1Call(url, origin, f"{start}content-length: 0\r\n\r\n".encode("utf-8", "surrogateescape"), b"")
         answer = bytearray()
         try:
             async with asyncio.timeout(timeout):
                 await call.begin()
                 while len(answer) < COMMAND_MAX and (data := await call.next()):
                     answer += data
-        except (EngineBroken, TimeoutError) as error:
-            raise EngineUnreachable(f"no answer from {url}{path}: {_error_description(error)}") from error
+        except TimeoutError as error:
+            late = EngineSilent if call.connected else EngineUnreachable
+            raise late(f"no answer from {url}{path} within {timeout:g} s") from error
+        except EngineBroken as error:
+            raise EngineUnreachable(f"no answer from {url}{path}: {error}") from error
         finally:
             call.close()
         return call.status, bytes(answer[:COMMAND_MAX])
@@ -103,24 +113,24 @@ class Http1Client:
         self._targets.clear()
         self._origins.clear()
 
-    def _remember(self, key: tuple[str, str]) -> _Target:
-        if len(self._targets) >= _TARGETS_MAX:
-            self._targets.clear()
+    def _target(self, url: str, path: str, method: str) -> _Target:
         try:
-            access = self._access(key[0])
-            address, head = _address_and_head(*key, access.headers)
+            access = self._access(url)
+            host, port, secure, netloc, target, login = _address_of(url, path)
         except ValueError:
-            target = _Target(None, "")
-        else:
-            target = _Target(self._origins.get(address) or self._open(address, access.tls), head)
-        self._targets[key] = target
-        return target
+            return _Target(None, "")
+        head = f"{method} {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n{header_lines(access.headers)}"
+        if "authorization" not in access.headers:
+            head += login
+        address = host, port, secure
+        return _Target(self._origins.get(address) or self._open(address, access.tls), head)
 
     def _open(self, address: tuple[str, int, bool], tls: ssl.SSLContext | None) -> ConnectionPool:
         host, port, secure = address
         if secure and tls is None:
             tls = self._tls = self._tls or ssl.create_default_context()
-        origin = ConnectionPool(host, port, tls if secure else None, self._connect_timeout, self._connections_max)
+        limits = self._connect_timeout, self._connections_max, self._keep_alive
+        origin = ConnectionPool(host, port, tls if secure else None, *limits)
         self._origins[address] = origin
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_EVERY, self._sweep)
@@ -167,6 +177,11 @@ class Http1Call:
         self._stopped: str | None = None
         self._side: asyncio.Task[Any] | None = None
         """The wait that is not on the connection: for a new connection, or for a sink."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has a connection on which the answer is to come."""
+        return self._connection is not None
 
     @property
     def retry_after(self) -> float | None:
@@ -291,8 +306,20 @@ class Http1Call:
             self._side = None
 
 
-def _address_and_head(url: str, path: str, headers: Mapping[str, str]) -> tuple[tuple[str, int, bool], str]:
-    """Return the address (host, port, whether by TLS) and the start of the head.
+class _Address(NamedTuple):
+    """Where a request goes; ``login``: the header of the user and the password that a URL has."""
+
+    host: str
+    port: int
+    secure: bool
+    netloc: str
+    target: str
+    login: str
+
+
+@lru_cache(maxsize=_TARGETS_MAX)
+def _address_of(url: str, path: str) -> _Address:
+    """Take a URL and a path apart.
 
     Raises:
         ValueError: it is no http or https URL, or has a query, a fragment or what no request line may have.
@@ -305,11 +332,9 @@ def _address_and_head(url: str, path: str, headers: Mapping[str, str]) -> tuple[
         raise ValueError(url)
     if not _VISIBLE.match(netloc) or not _VISIBLE.match(target):
         raise ValueError(url)
-    head = f"POST {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n{header_lines(headers)}"
-    if user and "authorization" not in headers:
-        head += f"authorization: Basic {base64.b64encode(unquote(user).encode()).decode()}\r\n"
+    login = f"authorization: Basic {base64.b64encode(unquote(user).encode()).decode()}\r\n" if user else ""
     port = parts.port if parts.port is not None else 443 if secure else 80
-    return (parts.hostname, port, secure), head
+    return _Address(parts.hostname, port, secure, netloc, target, login)
 
 
 def _error_description(error: BaseException) -> str:

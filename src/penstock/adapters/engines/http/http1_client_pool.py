@@ -26,10 +26,17 @@ class ConnectionPool:
         tls: of an https address.
         connect_timeout: seconds, with the TLS handshake.
         connections_max: connections at the same time; a call above that waits until one is free.
+        keep_alive: seconds that an idle connection is kept.
     """
 
     def __init__(
-        self, host: str, port: int, tls: ssl.SSLContext | None, connect_timeout: float, connections_max: int
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+        connect_timeout: float,
+        connections_max: int,
+        keep_alive: float,
     ) -> None:
         self.open = 0
         """Connections that exist or are being made."""
@@ -40,6 +47,7 @@ class ConnectionPool:
         self._tls = tls
         self._connect_timeout = connect_timeout
         self._connections_max = connections_max
+        self._keep_alive = keep_alive
         self._made: set[EngineConnection] = set()
         self._lingering: set[EngineConnection] = set()
         """Those whose answer is whole but for the end of its body."""
@@ -82,7 +90,7 @@ class ConnectionPool:
         if waiter is not None:
             waiter.set_result(connection)
         else:
-            connection.deadline = now + KEEP_ALIVE
+            connection.deadline = now + self._keep_alive
             self._idle.append(connection)
 
     def finish(self, connection: EngineConnection, *, lingers: bool = False) -> None:
