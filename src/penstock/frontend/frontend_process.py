@@ -166,8 +166,9 @@ async def _serve_frontend(
     rows = CsvRows(run / ("metrics.csv" if index == 0 else f"metrics-{index}.csv"))
 
     def row() -> dict[str, float | None]:
-        columns = csv_row(service)
-        ledger.write(service.cluster.status())
+        status = service.cluster.status()
+        columns = csv_row(service, status)
+        ledger.write(status)
         node.loop_monitor.take_recent()
         return columns
 

@@ -495,7 +495,7 @@ async def _looked_at(fleet: EngineFleet) -> None:
     """Wait a moment until engines that were taken over have been probed: until then none is known to serve."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ADOPTION):
-            async for _ in fleet.driver.watch():
+            async for _ in fleet.driver.changes():
                 lives = fleet.driver.fleet.state.lives
                 if all(lives[worker].served for worker in fleet.recalled & lives.keys()):
                     return

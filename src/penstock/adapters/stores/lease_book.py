@@ -56,6 +56,11 @@ class LeaseBook:
                 sighting.row, sighting.unseen, sighting.alive = row, 0.0, True
             self._sightings[row.id] = sighting
 
+    @property
+    def alive(self) -> frozenset[str]:
+        """The leases that were alive at the last `judge`."""
+        return frozenset(lease for lease, sighting in self._sightings.items() if sighting.alive)
+
     def is_alive(self, lease: str) -> bool:
         """Return whether a lease was alive at the last `judge`."""
         sighting = self._sightings.get(lease)

@@ -70,6 +70,10 @@ class SqliteStore:
         self._known_to = 0
         """The highest revision that was read, through connection number `_known_by`."""
         self._known_by = 0
+        self._known_version = 0
+        """Changes with what is known."""
+        self._observed: dict[str, tuple[int, frozenset[str], dict[str, bytes]]] = {}
+        """Prefix -> what a watcher found there last: of which version, and by which leases that were alive."""
         self._mine: dict[str, tuple[bytes, float]] = {}
         self._leases: dict[float, str] = {}
         self._tasks: dict[float, asyncio.Task[None]] = {}
@@ -116,13 +120,15 @@ class SqliteStore:
         try:
             while not self._closed:
                 alive = await self._run_in_thread("read", lambda: self._observe(prefix))
-                changes = changes_between(known or {}, alive)
-                if changes or known is None:
-                    yield changes
-                known = alive
+                if alive is not known:
+                    changes = changes_between(known or {}, alive)
+                    if changes or known is None:
+                        yield changes
+                    known = alive
                 await asyncio.sleep(self.poll)
         finally:
             self._watchers -= 1
+            self._observed.pop(prefix, None)
 
     async def close(self) -> None:
         """Delete our leased keys and leases where the database can be written; they expire anyway."""
@@ -216,6 +222,7 @@ class SqliteStore:
             if self._known_by != self._database.connections:
                 self._known_by, self._known_to = self._database.connections, 0
                 self._known.clear()
+                self._known_version += 1
             leases = list(starmap(LeaseRow, database.execute(_LEASES)))
             changes = database.execute(_CHANGES, (self._known_to,)).fetchall()
             if any(key == _DELETED for _, key, _, _ in changes):
@@ -223,6 +230,7 @@ class SqliteStore:
                 for key in self._known.keys() - there:
                     del self._known[key]
         self._book.look(leases)
+        self._known_version += bool(changes)
         for revision, key, lease, entry in changes:
             self._known_to = revision
             if key == _DELETED:
@@ -258,7 +266,12 @@ class SqliteStore:
                 f"the discovery database in {self.root} is back; its owners get time to renew", hint="nothing to do"
             )
         self._book.judge()
-        return self._select(prefix, self._book.is_alive)
+        version, leases, found = self._observed.get(prefix, (-1, frozenset(), {}))
+        alive = self._book.alive
+        if (version, leases) != (self._known_version, alive):
+            found = self._select(prefix, alive.__contains__)
+            self._observed[prefix] = self._known_version, alive, found
+        return found
 
     def _select(self, prefix: str, is_alive: Callable[[str], bool]) -> dict[str, bytes]:
         return {

@@ -17,6 +17,7 @@ from penstock.frontend.service import Service, service_of
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.values import WorkerCard
 from penstock.router.status import status_row
+from penstock.runtime.node.node_status import NodeStatus
 
 log = logging.getLogger("penstock.frontend")
 
@@ -105,10 +106,10 @@ def scrape(service: Service) -> str:
     return metrics.render()
 
 
-def csv_row(service: Service) -> dict[str, float | None]:
+def csv_row(service: Service, status: NodeStatus) -> dict[str, float | None]:
     """Return one row of metrics.csv: seconds since the start of the run; loads, counts and rates of this process."""
     return {
         "seconds": service.timeline_store.now,
-        **status_row(service.cluster.status()),
+        **status_row(status),
         "loop_block_recent": service.cluster.counters().get("loop_recent"),
     }

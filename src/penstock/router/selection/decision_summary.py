@@ -14,7 +14,7 @@ import xxhash
 from penstock.kernel.machine import SECOND, Nanos
 from penstock.kernel.values import Target, plain
 from penstock.router.events import Cost, Decision, Excluded
-from penstock.router.selection.cost import most_cached, place_of, ranked
+from penstock.router.selection.cost import cheapest_of, most_cached, place_of, ranked
 
 _TABLE, _NO_TABLE = b'"table":"', b'"table":""'
 
@@ -50,7 +50,7 @@ def packed(decision: Decision) -> str:
 
 
 ROWS_MAX = 4
-"""Candidates that a summary has: the chosen one, the one with most of the prompt, and the cheapest."""
+"""Candidates that a summary has at most: the chosen one, the one with most of the prompt, and the cheapest."""
 REASONS_MAX = 4
 """Reasons for which workers were no candidates that a summary has; each names one worker and counts the others."""
 BYTES_MAX = 2048
@@ -100,11 +100,11 @@ def summary(decision: Decision) -> Decision:
     The candidates are the chosen one, the next cheapest and those with most of the prompt.
     """
     costs, excluded = decision.candidates, decision.excluded
-    left = len(costs) - ROWS_MAX
+    rows = costs if len(costs) <= ROWS_MAX else [costs[place] for place in _summary_places(decision)]
     return msgspec.structs.replace(
         decision,
-        candidates=[costs[place] for place in _summary_places(decision)] if left > 0 else costs,
-        left_out=max(0, left),
+        candidates=rows,
+        left_out=len(costs) - len(rows),
         excluded=_by_reason(excluded) if len(excluded) > REASONS_MAX else excluded,
     )
 
@@ -114,6 +114,8 @@ def _summary_places(decision: Decision) -> list[int]:
     costs = decision.candidates
     cheap, chosen = ranked(costs, ROWS_MAX), place_of(costs, decision.chosen)
     best = [place for place in cheap if place != chosen][:1]
+    if len(cheapest_of(costs)) >= ROWS_MAX:
+        cheap = best  # more of so many equal ones would tell nothing
     order = dict.fromkeys([*([] if chosen is None else [chosen]), *best, most_cached(costs), *cheap])
     return list(order)[:ROWS_MAX]
 

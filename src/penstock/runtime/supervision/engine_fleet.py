@@ -545,5 +545,5 @@ class EngineFleet:
             await asyncio.to_thread(self._journal.flush)
 
     async def _watch(self) -> None:
-        async for _ in self.driver.watch():
+        async for _ in self.driver.changes():
             self.changed.set()

@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -430,7 +431,7 @@ class FleetDriver:
         """
         away: dict[str, str] = {}
         waiting = {worker for worker, life in self.fleet.state.lives.items() if life.wanted}
-        async for _ in self.watch():
+        async for _ in self.changes():
             lives = self.fleet.state.lives
             waiting = {worker for worker in waiting if worker in lives and not lives[worker].served}
             for worker in waiting:
@@ -464,12 +465,18 @@ class FleetDriver:
         self.post(events.Desired(pool=pool, replicas=replicas, by_planner=True, without=tuple(without)))
 
     async def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
+        async with aclosing(self.changes()) as changes:
+            async for _ in changes:
+                yield await self.pools()
+
+    async def changes(self) -> AsyncGenerator[None]:
+        """Yield at once, and whenever `pools` may have become others: to show thousands of replicas takes its time."""
         event = asyncio.Event()
         self._watchers.add(event)
         try:
             while not self._closing:
                 event.clear()
-                yield await self.pools()
+                yield
                 await event.wait()
         finally:
             self._watchers.discard(event)
