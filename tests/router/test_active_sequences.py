@@ -10,7 +10,9 @@ from tests.depth import deep
 from tests.router.written_states import written
 
 A, B = Target(WorkerId("a")), Target(WorkerId("b"))
-CHAINS = [[1, 2, 3, 4], [1, 2, 7, 8, 9], [5, 6], []]
+CHAINS = [[1, 2, 3, 4], [1, 2, 7, 8, 9], [5, 6], [], [1], [1, 11]]
+ORDERS = [[(A, 0), (B, 0)], [(B, 0), (A, 0)], [(B, 0)]]
+"""Lists of targets, each with something behind it."""
 
 
 def place(
@@ -61,6 +63,26 @@ def test_blocks_with_a_request_counts_only_what_is_new() -> None:
     assert TargetLoad().blocks_with([], 2) == 2
 
 
+def shares(active: ActiveSequences, chain: list[int], order: list[tuple[Target, int]]) -> list[int]:
+    """Return what targets share with a chain, and see that each load says the same."""
+    shared = active.shared(active.columns("any", order), chain)
+    found = [0] * len(order) if isinstance(shared, int) else shared.tolist()
+    assert found == [active.load(target).shared(chain) for target, _ in order]
+    return found
+
+
+def test_what_targets_share_follows_who_comes_and_goes() -> None:
+    active, order = ActiveSequences(), ORDERS[0]
+    assert shares(active, CHAINS[0], order) == [0, 0]
+    place(active, "one", A, CHAINS[1])
+    place(active, "two", B, CHAINS[4])
+    assert shares(active, CHAINS[0], order) == [2, 1]
+    active.end(RequestId("two"))
+    assert shares(active, CHAINS[0], order) == [2, 0]
+    place(active, "three", B, CHAINS[0])
+    assert shares(active, CHAINS[0], order) == [2, 4] and shares(active, CHAINS[5], order) == [1, 1]
+
+
 class Machine(RuleBasedStateMachine):
     """Random placements; `check` recounts every load from the requests."""
 
@@ -94,6 +116,10 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.active.expire(self.now - 3)
+
+    @rule(chain=st.sampled_from(CHAINS), order=st.sampled_from(ORDERS))
+    def share(self, chain: list[int], order: list[tuple[Target, int]]) -> None:
+        shares(self.active, chain, order)
 
     @rule()
     def through_a_snapshot(self) -> None:

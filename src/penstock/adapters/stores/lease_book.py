@@ -61,11 +61,6 @@ class LeaseBook:
         """The leases that were alive at the last `judge`."""
         return frozenset(lease for lease, sighting in self._sightings.items() if sighting.alive)
 
-    def is_alive(self, lease: str) -> bool:
-        """Return whether a lease was alive at the last `judge`."""
-        sighting = self._sightings.get(lease)
-        return sighting is not None and sighting.alive
-
     def is_fresh(self, lease: str) -> bool:
         """Return whether a lease is alive by the wall clock, all that a process without a watcher has."""
         sighting = self._sightings.get(lease)

@@ -244,7 +244,7 @@ class SqliteStore:
     def _list(self, prefix: str) -> dict[str, bytes]:
         self._refresh()
         # Without a watcher no renewals were followed, so only the wall clock can decide.
-        return self._select(prefix, self._book.is_alive if self._watchers else self._book.is_fresh)
+        return self._select(prefix, self._book.alive.__contains__ if self._watchers else self._book.is_fresh)
 
     def _observe(self, prefix: str) -> dict[str, bytes]:
         try:

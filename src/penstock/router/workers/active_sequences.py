@@ -99,69 +99,44 @@ class PrefixUsers(Protocol):
         ...
 
 
-class _HeadUsers:
-    """The targets that run prompts with one first block, with the requests of each, and a column with a 1 for each."""
-
-    __slots__ = ("column", "counts", "place")
-
-    def __init__(self) -> None:
-        self.counts: dict[Target, int] = {}
-        self.place: Mapping[Target, int] | None = None
-        """Of the column, the one that was asked for last: thousands may begin with one system prompt."""
-        self.column: Column | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _HeadUsers) and self.counts == other.counts
-
-    def changed(self, target: Target, uses: int) -> None:
-        """Enter whether a target uses the block at all."""
-        if self.column is not None and self.place is not None and (at := self.place.get(target)) is not None:
-            self.column[at] = uses
-
-    def ones(self, place: Mapping[Target, int]) -> Column:
-        """Return a column with a 1 for each of the targets that use the block."""
-        if self.column is None or self.place is not place:
-            self.place, self.column = place, column_of(dict.fromkeys(self.counts, 1), place)
-        return self.column.copy()
+_Users = dict[int | None, dict[Target, int]]
 
 
 class BlockUsers:
-    """The targets by the first two blocks of the prompts that they run.
+    """The targets by the first two blocks of the prompts that they run, and how many requests each has of those.
 
     Who has not the first of a prompt in use has nothing of it, and who has not the second has one block.
     """
 
     def __init__(self) -> None:
-        self._heads: dict[int | None, _HeadUsers] = {}
-        self._seconds: dict[int, dict[Target, int]] = {}
-        """Second block -> targets with requests that go on with it, and how many these are."""
+        self._heads: _Users = {}
+        self._seconds: _Users = {}
+        self._ones: dict[int | None, tuple[Mapping[Target, int], Column]] = {}
+        """First block -> a column with a 1 for each of its targets, by the places that were asked for last: thousands
+        of prompts may begin alike."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BlockUsers) and (self._heads, self._seconds) == (other._heads, other._seconds)
 
     def used(self, target: Target, blocks: Sequence[int], load: TargetLoad) -> None:
         head = blocks[0] if blocks else None
-        users = self._heads.get(head)
-        if users is None:
-            users = self._heads[head] = _HeadUsers()
-        count = users.counts[target] = users.counts.get(target, 0) + 1
-        if count == 1:
-            users.changed(target, 1)
+        self._entered(head, target, _count(self._heads, head, target, 1))
         if len(blocks) > 1:
-            further = self._seconds.setdefault(blocks[1], {})
-            further[target] = further.get(target, 0) + 1
+            _count(self._seconds, blocks[1], target, 1)
 
     def left(self, target: Target, blocks: Sequence[int], load: TargetLoad) -> None:
         head = blocks[0] if blocks else None
-        users = self._heads[head]
-        if _one_less(users.counts, target):
-            users.changed(target, 0)
-            if not users.counts:
-                del self._heads[head]
+        self._entered(head, target, _count(self._heads, head, target, -1))
         if len(blocks) > 1:
-            further = self._seconds[blocks[1]]
-            if _one_less(further, target) and not further:
-                del self._seconds[blocks[1]]
+            _count(self._seconds, blocks[1], target, -1)
+
+    def _entered(self, head: int | None, target: Target, count: int) -> None:
+        if (known := self._ones.get(head)) is None:
+            return
+        if head not in self._heads:
+            del self._ones[head]
+        elif count < 2 and (at := known[0].get(target)) is not None:
+            known[1][at] = count
 
     def shared(
         self, blocks: Sequence[int], place: Mapping[Target, int], loads: Mapping[Target, TargetLoad]
@@ -169,21 +144,25 @@ class BlockUsers:
         users = self._heads.get(blocks[0]) if blocks else None  # without blocks nothing is shared
         if users is None:
             return 0
-        column = users.ones(place)
+        known = self._ones.get(blocks[0])
+        if known is None or known[0] is not place:
+            known = self._ones[blocks[0]] = place, column_of(dict.fromkeys(users, 1), place)
+        column = known[1].copy()
         for target in self._seconds.get(blocks[1], ()) if len(blocks) > 1 else ():
             if (at := place.get(target)) is not None:
                 column[at] = loads[target].shared(blocks)
         return column
 
 
-def _one_less(counts: dict[Target, int], target: Target) -> bool:
-    """Count one less of a target; return whether that was the last."""
-    left = counts[target] - 1
-    if left:
-        counts[target] = left
-        return False
-    del counts[target]
-    return True
+def _count(users: _Users, block: int | None, target: Target, change: int) -> int:
+    """Count one request of a target more or less; return how many it has."""
+    of_block = users.setdefault(block, {})
+    count = of_block[target] = of_block.get(target, 0) + change
+    if not count:
+        del of_block[target]
+        if not of_block:
+            del users[block]
+    return count
 
 
 class LoadColumns:
