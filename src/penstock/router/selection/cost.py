@@ -325,9 +325,9 @@ class CostTable(Sequence[Cost]):
         return isinstance(self._of.device, int) and not self._of.lower
 
     @property
-    def content(self) -> list[bytes]:
+    def content(self) -> list[bytes | memoryview]:
         """All that rows are made of but their targets: equal tables have equal bytes."""
-        return [one.tobytes() if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns()]
+        return [_column_bytes(one) if isinstance(one, np.ndarray) else repr(one).encode() for one in self._columns()]
 
     @property
     def nbytes(self) -> int:
@@ -354,6 +354,10 @@ class CostTable(Sequence[Cost]):
         loads = (*of.loads, self._after)
         added = self._added.values()
         return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
+
+
+def _column_bytes(column: Column) -> bytes | memoryview:
+    return column.data if column.flags.c_contiguous else column.tobytes()
 
 
 def _column_value(column: Any, place: int) -> Any:
