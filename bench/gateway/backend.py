@@ -66,7 +66,7 @@ class Engine(asyncio.Protocol):
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        self.held += data
+        self.held = (self.held + data).lstrip(b"\r\n")  # some gateways send empty lines between requests
         while (end := self.held.find(b"\r\n\r\n")) >= 0:
             head, end = self.held[:end].lower(), end + 4
             if b"\r\ntransfer-encoding: chunked" in head:

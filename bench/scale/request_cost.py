@@ -39,6 +39,8 @@ TABLES = {
     "first": "first token of 64 paced streams, ms",
     "memory": "memory, MB",
 }
+LOOKED_AT = 0.01
+"""Seconds for each engine in which a gateway looks at it first, on slow cores too: while it does so, it never rests."""
 LOOK_SECONDS = 3.0
 LOOKS_MAX = 10
 
@@ -78,6 +80,7 @@ def measure(size: int, options: argparse.Namespace, repeat: int, found: Found, s
         for name in options.gateways if repeat % 2 == 0 else reversed(options.gateways):
             try:
                 with running(name, setting) as gateway:
+                    time.sleep(size * LOOKED_AT)
                     settle(gateway.pids)
                     for cell, asked in CELLS.items():
                         told = {**asked, "port": gateway.port, "pids": gateway.pids, "keys": gateway.keys}
