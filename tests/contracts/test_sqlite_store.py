@@ -352,7 +352,7 @@ class Room:
             if renewed:
                 self.renew()
             self.look()
-        return self.book.is_alive("owner")
+        return "owner" in self.book.alive
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_a_step_of_the_wall_clock_drops_nobody(room, jump):
     room.pass_time(5, renewed=True)
     room.wall += jump
     room.look()
-    assert room.book.is_alive("owner")
+    assert "owner" in room.book.alive
     assert room.pass_time(8, renewed=False)
     assert not room.pass_time(2, renewed=False)
 
@@ -381,13 +381,13 @@ def test_a_watcher_that_was_suspended_first_listens_again(room):
     room.pass_time(5, renewed=True)
     room.now += 3600
     room.look()
-    assert room.book.is_alive("owner")
+    assert "owner" in room.book.alive
     assert not room.pass_time(9, renewed=False)
 
 
 def test_a_lease_left_by_a_process_long_gone_never_stands():
     room = Room(age=3600.0)
-    assert not room.book.is_alive("owner") and not room.book.is_fresh("owner")
+    assert "owner" not in room.book.alive and not room.book.is_fresh("owner")
     assert room.pass_time(0.5, renewed=True)
 
 
@@ -397,4 +397,4 @@ def test_a_lease_is_late_before_it_ends(room):
     room.pass_time(0.5, renewed=False)
     assert room.book.late() == ["owner"]
     room.pass_time(4.5, renewed=False)
-    assert not room.book.is_alive("owner") and room.book.late() == []
+    assert "owner" not in room.book.alive and room.book.late() == []
