@@ -212,7 +212,7 @@ class CostTable(Sequence[Cost]):
         same = not any(isinstance(one, np.ndarray) for one in candidates.speed)
         self._speed = Speed(*candidates.speed) if same else None  # type: ignore[arg-type]
         self._rows: dict[int, Cost] = {}
-        """Those that were asked for: the chosen one is, again and again."""
+        """Those that were asked for one by one: the chosen one is, again and again."""
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -223,7 +223,7 @@ class CostTable(Sequence[Cost]):
     def __getitem__(self, index: slice) -> list[Cost]: ...
     def __getitem__(self, index: int | slice) -> Cost | list[Cost]:
         if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
+            return [self._row(place) for place in range(len(self))[index]]
         place = range(len(self))[index]
         row = self._rows.get(place)
         if row is None:
@@ -254,7 +254,7 @@ class CostTable(Sequence[Cost]):
         return row if left is None else msgspec.structs.replace(row, total=row.total * left, discount=left)
 
     def __iter__(self) -> Iterator[Cost]:
-        return map(self.__getitem__, range(len(self)))
+        return map(self._row, range(len(self)))  # kept by nobody: a table may be, with thousands
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
