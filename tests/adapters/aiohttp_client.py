@@ -154,11 +154,13 @@ class AiohttpEngineClient:
     def call(self, url: str, path: str, body: bytes, headers: Mapping[str, str]) -> AiohttpCall:
         return AiohttpCall(self._open(), url, path, body, headers)
 
-    async def command(self, url: str, path: str, timeout: float, method: str = "POST") -> tuple[int, bytes]:
+    async def command(
+        self, url: str, path: str, timeout: float, method: str = "POST", most: int = COMMAND_MAX
+    ) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(timeout):
                 async with self._open().request(method, url.rstrip("/") + path) as response:
-                    return response.status, await response.content.read(COMMAND_MAX)
+                    return response.status, await response.content.read(most)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineUnreachable(f"no answer from {url}{path}: {describe(error)}") from error
 

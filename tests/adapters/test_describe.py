@@ -87,6 +87,13 @@ async def test_a_healthy_server_that_serves_something_else_is_not_healthy(
         assert not found.silent and (found.lack is None if lack is None else lack in (found.lack or ""))
 
 
+async def test_a_server_of_ten_thousand_adapters_is_healthy() -> None:
+    """Its list has more than a megabyte."""
+    adapters = [{"id": f"adapter-{number:05}", "parent": "m", "root": "x" * 100} for number in range(10_000)]
+    async with serving({"/health": "ok", "/v1/models": {"data": [*adapters, {"id": "m"}]}}) as url:
+        assert (await health_now(url, card=CARD)).lack is None
+
+
 async def test_a_server_that_limits_rates_is_busy() -> None:
     async with serving({"*": "slow down"}, 429) as url:
         assert await health_now(url, card=CARD) == ("/health answers 429", True)

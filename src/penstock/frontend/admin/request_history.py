@@ -46,7 +46,7 @@ class _DecisionRecord:
     line: bytes
     whole: Decision | None
     """With what the line leaves out; None where it has it all, or where that is too long ago..."""
-    bytes: int
+    size: int
     """... and about what that takes."""
 
 
@@ -111,7 +111,7 @@ class RequestHistory:
         """Keep of the oldest whole decision its summary alone."""
         record = self._whole.popleft()
         if record.whole is not None:
-            self._bytes -= record.bytes
+            self._bytes -= record.size
             record.whole = None
 
     def arrived(self, request: str, lead: Nanos) -> None:

@@ -289,12 +289,6 @@ class CostTable(Sequence[Cost]):
         return PricedCandidates(targets, cards, lambda: list(of.loads), self.total, cached)
 
     @property
-    def active_requests(self) -> Column:
-        """Requests running on each candidate."""
-        running: Column = self._of.loads[1]
-        return running
-
-    @property
     def least_places(self) -> npt.NDArray[np.intp]:
         """The places with the least total, rising: all of an idle fleet may be."""
         if self._least_places is None:
@@ -470,7 +464,7 @@ def totals_of(costs: Sequence[Cost]) -> list[float]:
 
 def active_requests_of(costs: Sequence[Cost]) -> list[int]:
     """Return the running requests of the candidates of a table or of a list of costs."""
-    return costs.active_requests.tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
+    return costs._of.loads[1].tolist() if isinstance(costs, CostTable) else [one.active_requests for one in costs]
 
 
 def cheapest_of(costs: Sequence[Cost]) -> Any:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -465,7 +464,7 @@ class FleetDriver:
         self.post(events.Desired(pool=pool, replicas=replicas, by_planner=True, without=tuple(without)))
 
     async def watch(self) -> AsyncIterator[Mapping[str, Pool]]:
-        async with aclosing(self.changes()) as changes:
+        async with contextlib.aclosing(self.changes()) as changes:
             async for _ in changes:
                 yield await self.pools()
 

@@ -122,8 +122,10 @@ class EngineCalls(Protocol):
         """Return a POST that has not been sent yet."""
         ...
 
-    async def command(self, url: str, path: str, timeout: float, method: str = "POST") -> tuple[int, bytes]:
-        """Return status and body (at most `COMMAND_MAX` bytes) of a request without a body, such as a cache's reset.
+    async def command(
+        self, url: str, path: str, timeout: float, method: str = "POST", most: int = COMMAND_MAX
+    ) -> tuple[int, bytes]:
+        """Return status and body (at most ``most`` bytes) of a request without a body, such as a cache's reset.
 
         Raises:
             EngineUnreachable: no whole answer within ``timeout`` seconds.

@@ -137,7 +137,7 @@ class PolledServer(ServerAnswers):
 
     async def _get(self, path: str) -> tuple[int, str] | None:
         try:
-            status, body = await self._calls.command(self.url, path, self._timeout, "GET")
+            status, body = await self._calls.command(self.url, path, self._timeout, "GET", ANSWER_MAX)
             return status, body.decode()
         except EngineSilent:
             self.silent = True

@@ -84,7 +84,9 @@ class Http1Client:
         head = f"{start}{header_lines(headers)}content-length: {len(body)}\r\n\r\n"
         return Http1Call(url, origin, head.encode("utf-8", "surrogateescape"), body)
 
-    async def command(self, url: str, path: str, timeout: float, method: str = "POST") -> tuple[int, bytes]:
+    async def command(
+        self, url: str, path: str, timeout: float, method: str = "POST", most: int = COMMAND_MAX
+    ) -> tuple[int, bytes]:
         """Return status and body of a small request without a body."""
         origin, start = self._target(url, path, method)
         call = Http1Call(url, origin, f"{start}content-length: 0\r\n\r\n".encode("utf-8", "surrogateescape"), b"")
@@ -92,7 +94,7 @@ class Http1Client:
         try:
             async with asyncio.timeout(timeout):
                 await call.begin()
-                while len(answer) < COMMAND_MAX and (data := await call.next()):
+                while len(answer) < most and (data := await call.next()):
                     answer += data
         except TimeoutError as error:
             late = EngineSilent if call.connected else EngineUnreachable
@@ -101,7 +103,7 @@ class Http1Client:
             raise EngineUnreachable(f"no answer from {url}{path}: {error}") from error
         finally:
             call.close()
-        return call.status, bytes(answer[:COMMAND_MAX])
+        return call.status, bytes(answer[:most])
 
     async def close(self) -> None:
         """Close all connections."""
@@ -116,13 +118,12 @@ class Http1Client:
     def _target(self, url: str, path: str, method: str) -> _Target:
         try:
             access = self._access(url)
-            host, port, secure, netloc, target, login = _address_of(url, path)
+            address, rest, login = _address_and_head(url, path)
         except ValueError:
             return _Target(None, "")
-        head = f"{method} {target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n{header_lines(access.headers)}"
+        head = f"{method} {rest}{header_lines(access.headers)}"
         if "authorization" not in access.headers:
             head += login
-        address = host, port, secure
         return _Target(self._origins.get(address) or self._open(address, access.tls), head)
 
     def _open(self, address: tuple[str, int, bool], tls: ssl.SSLContext | None) -> ConnectionPool:
@@ -306,20 +307,9 @@ class Http1Call:
             self._side = None
 
 
-class _Address(NamedTuple):
-    """Where a request goes; ``login``: the header of the user and the password that a URL has."""
-
-    host: str
-    port: int
-    secure: bool
-    netloc: str
-    target: str
-    login: str
-
-
 @lru_cache(maxsize=_TARGETS_MAX)
-def _address_of(url: str, path: str) -> _Address:
-    """Take a URL and a path apart.
+def _address_and_head(url: str, path: str) -> tuple[tuple[str, int, bool], str, str]:
+    """Return the address (host, port, whether by TLS), the head after its method, and the header of the URL's user.
 
     Raises:
         ValueError: it is no http or https URL, or has a query, a fragment or what no request line may have.
@@ -334,7 +324,7 @@ def _address_of(url: str, path: str) -> _Address:
         raise ValueError(url)
     login = f"authorization: Basic {base64.b64encode(unquote(user).encode()).decode()}\r\n" if user else ""
     port = parts.port if parts.port is not None else 443 if secure else 80
-    return _Address(parts.hostname, port, secure, netloc, target, login)
+    return (parts.hostname, port, secure), f"{target} HTTP/1.1\r\nhost: {netloc}\r\naccept: */*\r\n", login
 
 
 def _error_description(error: BaseException) -> str:
