@@ -12,6 +12,7 @@ from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.seams import KvBatch
+from penstock.adapters.zmq_receive import shared_context
 from penstock.kernel.values import KvCleared, KvRemoved
 from tests.kv_batches import batches_of
 
@@ -101,7 +102,7 @@ async def test_several_replays_at_once_do_not_mix(feed):
 
 async def test_no_replay_socket_and_a_deaf_one_both_answer_none():
     assert await KvSubscriber("tcp://127.0.0.1:1").replay(0) is None
-    deaf = zmq.Context.instance().socket(zmq.ROUTER)
+    deaf = shared_context().socket(zmq.ROUTER)
     deaf.linger = 0
     port = deaf.bind_to_random_port("tcp://127.0.0.1")
     try:
@@ -112,7 +113,7 @@ async def test_no_replay_socket_and_a_deaf_one_both_answer_none():
 
 async def test_bad_replay_requests_are_counted_and_the_next_is_answered(feed):
     feed.publisher.publish(1.0, [KvCleared()])
-    client = zmq.asyncio.Context(zmq.Context.instance()).socket(zmq.DEALER)
+    client = zmq.asyncio.Context(shared_context()).socket(zmq.DEALER)
     client.linger = 0
     client.connect(feed.publisher.replay_endpoint)
     try:
@@ -130,7 +131,7 @@ class Raw:
     """An engine that sends what the test says, frame by frame, in the layout of its version."""
 
     def __init__(self) -> None:
-        context = zmq.Context.instance()
+        context = shared_context()
         self.pub = context.socket(zmq.PUB)
         self.router = zmq.asyncio.Context(context).socket(zmq.ROUTER)
         for socket in (self.pub, self.router):
@@ -197,7 +198,7 @@ async def test_an_engine_that_restarts_on_its_port_is_heard_again(raw):
     batches = batches_of(subscriber)
     await first_heard(batches, lambda: raw.send(b"kv", (7).to_bytes(8, "big"), GOOD))
     raw.pub.close(0)
-    again = zmq.Context.instance().socket(zmq.PUB)
+    again = shared_context().socket(zmq.PUB)
     again.linger = 0
     async with asyncio.timeout(PATIENCE):
         while True:  # the port is free only when the old socket's thread has closed it

@@ -14,6 +14,7 @@ from penstock.adapters.engines.kv_events.kv_event_codec import KvDecoder, encode
 from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.listen_address import free_port
 from penstock.adapters.seams import KvBatch
+from penstock.adapters.zmq_receive import shared_context
 from penstock.kernel.errors import EngineError
 from penstock.kernel.hashing import block_hashes
 from penstock.kernel.values import KvCleared, KvEvent, KvRemoved, KvStored, Target, WorkerId
@@ -99,7 +100,7 @@ def test_a_signed_and_an_unsigned_spelling_are_one_block() -> None:
 
 
 async def test_a_publisher_that_connects_is_heard_where_we_bind() -> None:
-    with zmq.Context.instance().socket(zmq.PUB) as publisher:
+    with shared_context().socket(zmq.PUB) as publisher:
         publisher.linger = 0
         port = free_port()
         publisher.connect(f"tcp://127.0.0.1:{port}")  # as vLLM does where its endpoint has no star
@@ -115,7 +116,7 @@ async def test_a_publisher_that_connects_is_heard_where_we_bind() -> None:
 
 
 async def test_an_address_that_can_not_be_bound_is_told_with_the_way_out() -> None:
-    with zmq.Context.instance().socket(zmq.PUB) as taken:
+    with shared_context().socket(zmq.PUB) as taken:
         port = taken.bind_to_random_port("tcp://127.0.0.1")
         subscriber = KvSubscriber(f"@tcp://127.0.0.1:{port}")
         with pytest.raises(EngineError, match="can't be bound for KV events"):

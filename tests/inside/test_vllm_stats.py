@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from penstock.adapters.zmq_receive import shared_context
 from penstock.inside import stats_publisher
 from penstock.kernel.pass_report import STATS_ENV, PassReport
 
@@ -58,7 +59,7 @@ def scheduler(**more: Any) -> SimpleNamespace:
 
 
 def subscriber(endpoint: str) -> "zmq.Socket[bytes]":
-    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket = shared_context().socket(zmq.SUB)
     socket.linger = 0
     socket.rcvtimeo = 5000
     socket.subscribe(b"")
@@ -149,7 +150,7 @@ def test_an_endpoint_that_is_taken_or_nonsense_leaves_it_off(
     for endpoint in ("nonsense", "tcp://256.0.0.1:1"):
         monkeypatch.setenv(STATS_ENV, endpoint)
         assert not plugin.PassLogger(object(), 0).active
-    with zmq.Context.instance().socket(zmq.PUB) as taken:
+    with shared_context().socket(zmq.PUB) as taken:
         port = taken.bind_to_random_port("tcp://127.0.0.1")
         monkeypatch.setenv(STATS_ENV, f"tcp://127.0.0.1:{port}")
         assert not plugin.PassLogger(object(), 0).active

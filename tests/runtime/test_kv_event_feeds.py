@@ -12,6 +12,7 @@ from penstock.adapters.engines.kv_events import kv_subscriber
 from penstock.adapters.engines.kv_events.kv_event_codec import encode_batch
 from penstock.adapters.engines.kv_events.kv_publisher import END, KvPublisher
 from penstock.adapters.listen_address import free_port
+from penstock.adapters.zmq_receive import shared_context
 from penstock.kernel.values import KvRemoved, Target, WorkerCard, WorkerId
 from penstock.router.events import KvObserved, KvSourceJoining, KvSourceLost
 from penstock.runtime.kv_events import kv_event_feeds as module
@@ -119,7 +120,7 @@ async def test_what_comes_both_as_past_and_by_itself_is_posted_once(
     live: list[tuple[int, int]], heard: list[int]
 ) -> None:
     """An engine that answers what it sent before only after it has sent more, which waits meanwhile."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context: zmq.Context[zmq.Socket[bytes]] = shared_context()
     with context.socket(zmq.XPUB) as pub, zmq.asyncio.Context(context).socket(zmq.ROUTER) as asked:
         pub.linger = asked.linger = 0
         events, replay = (f"tcp://127.0.0.1:{each.bind_to_random_port('tcp://127.0.0.1')}" for each in (pub, asked))
@@ -147,7 +148,7 @@ async def test_what_comes_both_as_past_and_by_itself_is_posted_once(
 
 async def test_the_past_is_asked_for_once_what_comes_after_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_subscriber, "CONNECT_WAIT", PATIENCE)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context: zmq.Context[zmq.Socket[bytes]] = shared_context()
     with context.socket(zmq.PUB) as pub, zmq.asyncio.Context(context).socket(zmq.ROUTER) as asked:
         pub.linger = asked.linger = 0
         events = f"tcp://127.0.0.1:{free_port()}"
@@ -165,7 +166,7 @@ async def test_the_past_is_asked_for_once_what_comes_after_it_can_be_heard(monke
 
 
 async def test_an_engine_whose_address_is_taken_is_lost_and_not_joining_for_ever() -> None:
-    with zmq.Context.instance().socket(zmq.PUB) as taken:
+    with shared_context().socket(zmq.PUB) as taken:
         port = taken.bind_to_random_port("tcp://127.0.0.1")
         router = Router()
         feeds = KvEventFeeds(router)  # type: ignore[arg-type]

@@ -126,6 +126,8 @@ LINES: dict[str, bytes] = {
     "no name": head(b": abc", b"content-length: 0") + HIDDEN,
     "a NUL in a header": head(b"a: \x00", b"content-length: 0") + HIDDEN,
     "a folded header": head(b"a: b\r\n c", b"content-length: 0") + HIDDEN,
+    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n" + HIDDEN,
+    "two hosts": b"GET /v1/models HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n" + HIDDEN,
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "binary": bytes(range(256)) * 4,
 }
@@ -145,8 +147,6 @@ ODD: dict[str, bytes] = {
     "bytes that are no UTF-8": b"GET /v1/models/\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
     "a query": post(GOOD, path=PATH + b"?a=%0d%0a&b=;c"),
     "a fragment": post(GOOD, path=PATH + b"#x"),
-    "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
-    "two hosts": b"GET /v1/models HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
     "another host": b"GET /v1/models HTTP/1.1\r\nhost: evil.example\r\n\r\n",
     "upgrade to h2c": post(GOOD, b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AA"),
     "upgrade to a websocket": b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"

@@ -15,6 +15,7 @@ from penstock.adapters.engines.kv_events.kv_subscriber import KvSubscriber
 from penstock.adapters.planes.zmq_plane import VERSION, ZmqPlane
 from penstock.adapters.seams import PlaneMessage
 from penstock.adapters.zmq_curve import bind_side
+from penstock.adapters.zmq_receive import shared_context
 from penstock.kernel.secret import ClusterSecret
 from penstock.kernel.values import KvCleared
 from tests.kv_batches import batches_of
@@ -149,7 +150,7 @@ async def test_a_refused_feed_is_healed_when_the_engine_comes_back_with_our_secr
     first = asyncio.ensure_future(anext(batches_of(listener)))
     await until(lambda: listener.handshakes.failing)
     wrong.close()
-    right = zmq.Context.instance().socket(zmq.PUB)
+    right = shared_context().socket(zmq.PUB)
     right.linger = 0
     bind_side(right, OURS)
     async with asyncio.timeout(PATIENCE):

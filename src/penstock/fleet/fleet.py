@@ -80,9 +80,9 @@ class Fleet:
     def _next_due(self, event: events.Probed) -> Nanos | None:
         """Return what `_first_due` does after a probe that changed nothing: no other life is looked at."""
         life, woken_at = self.state.lives.get(event.worker), self.state.woken_at
-        if woken_at is None:
+        if life is None or life.due is None or woken_at is None:
             return self._first_due()
-        return woken_at if life is None or life.due is None else min(woken_at, life.due)
+        return min(woken_at, life.due)
 
     def pools(self) -> dict[str, Pool]:
         """Return every pool as it is now."""

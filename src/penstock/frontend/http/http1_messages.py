@@ -122,6 +122,10 @@ def read_head(raw: bytes) -> RequestHead:
         name = name.lower()
         if name not in headers:
             headers[name] = value.strip(" \t")
+        elif name == "host":
+            raise BadHead(400, "this is not a valid HTTP request: it has two Host headers")
+    if "host" not in headers and version == "HTTP/1.1":
+        raise BadHead(400, "this is not a valid HTTP request: it has no Host header")
     coding = headers.get("transfer-encoding")
     if coding is not None and (coding.lower() != "chunked" or version == "HTTP/1.0" or "content-length" in headers):
         raise BadHead(400, f"the transfer encoding {coding[:100]!r} is not understood here")

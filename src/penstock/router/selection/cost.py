@@ -345,9 +345,8 @@ class CostTable(Sequence[Cost]):
     def _columns(self) -> Sequence[Any]:
         """Return columns, and numbers that stand for one as they are: of `float` mypyc would make a 0 to 0.0."""
         of = self._of
-        loads = (*of.loads, self._after)
-        added = self._added.values()
-        return [self.total, *added, *loads, of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter]
+        known = (of.device, *of.lower, of.source, *of.speed, of.distance, of.adapter)
+        return [self.total, *self._added.values(), *of.loads, self._after, *known]
 
 
 def _column_bytes(column: Column) -> bytes | memoryview:

@@ -97,7 +97,7 @@ class Http1Client:
                 while len(answer) < most and (data := await call.next()):
                     answer += data
         except TimeoutError as error:
-            late = EngineSilent if call.connected else EngineUnreachable
+            late = EngineSilent if call._connection is not None else EngineUnreachable
             raise late(f"no answer from {url}{path} within {timeout:g} s") from error
         except EngineBroken as error:
             raise EngineUnreachable(f"no answer from {url}{path}: {error}") from error
@@ -178,11 +178,6 @@ class Http1Call:
         self._stopped: str | None = None
         self._side: asyncio.Task[Any] | None = None
         """The wait that is not on the connection: for a new connection, or for a sink."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether it has a connection on which the answer is to come."""
-        return self._connection is not None
 
     @property
     def retry_after(self) -> float | None:
