@@ -49,7 +49,7 @@ end
 
 core.register_action("penstock_pick", { "http-req" }, function(txn)
   local body, path = txn.f:req_body() or "", txn.f:path()
-  local lines = { "POST " .. path .. " HTTP/1.1", "content-length: " .. #body,
+  local lines = { "POST " .. path .. " HTTP/1.1", "host: penstock", "content-length: " .. #body,
     "x-penstock-length: " .. (txn.f:req_body_size() or #body), "x-real-ip: " .. (txn.f:src() or "") }
   local client = txn.http:req_get_headers()
   for name, values in pairs(client) do
