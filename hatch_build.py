@@ -18,7 +18,7 @@ ROOMS = (
     *("penstock/kernel", "penstock/router"),
     *("penstock_lab/engine", "penstock_lab/runs", "penstock_lab/simulate", "penstock_lab/traffic"),
 )
-"""Where a simulation and a routing decision spend their time. A gateway's time goes into sockets and libraries."""
+"""Where a simulation and a routing decision spend their time. A gateway gains little (docs/why/compiled-build.md)."""
 LEFT_OUT = {
     "errors.py": "errors of other rooms derive from its own",
     "observer.py": "its methods are replaced by whoever simulates a metric that lies",
