@@ -29,6 +29,7 @@ LIVE = SimSettings(
 
 
 @pytest.mark.slow
+@pytest.mark.quiet
 async def test_a_live_engine_is_measured_by_url_and_then_predicted(tmp_path: Path) -> None:
     """The way of an operator: profile URL, check URL. The engine differs only in that it is no table."""
     sweep = SweepOptions(
@@ -38,12 +39,12 @@ async def test_a_live_engine_is_measured_by_url_and_then_predicted(tmp_path: Pat
         options = ProfileOptions(sweep=sweep, out=tmp_path / "p", slo=Slo(ttft=0.1, itl=0.05), url=server.url)
         manifest = await run(options)
         assert manifest.engine == "sim" and manifest.sizes == (1,) and manifest.host.pass_gap[1] < 0.01
-        # Others use this machine: what is timed may come late, never early.
-        assert manifest.prefill is not None and 0.06 < manifest.prefill.seconds < 0.13
+        assert manifest.prefill is not None and manifest.prefill.seconds == pytest.approx(0.065, rel=0.2)
         accuracy = await asyncio.to_thread(
             measured_and_predicted, tmp_path / "p", server.url, rate=4.0, requests=16, runs=tmp_path / "runs"
         )
     assert accuracy.requests == 16
+    # Others use this machine: live requests may come late, never early.
     assert -0.35 < accuracy.ttft.errors[0] < 0.25 and -0.3 < accuracy.tpot.errors[0] < 0.2, list(accuracy.lines())
 
 
