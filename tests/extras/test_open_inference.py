@@ -168,6 +168,19 @@ async def test_a_cancelled_call_cancels_the_engines_request() -> None:
         await eventually(lambda: s.records and s.records[0].outcome == "cancelled")
 
 
+async def test_calls_that_end_while_it_closes_do_not_end_the_process() -> None:
+    async with stand() as s:
+        s.engines[0].reply = continues
+        for _ in range(60):
+            listener = InferenceListener(s.service)
+            await listener.start(0)
+            async with grpc.aio.insecure_channel(listener.address) as channel:
+                got = stream(channel, [asked("hang", streaming=True)])
+                await eventually(lambda: s.service.gate.inflight)
+                got.cancel()
+            await listener.close()
+
+
 @pytest.mark.parametrize(
     ("question", "code", "words"),
     [

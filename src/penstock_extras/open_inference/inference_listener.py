@@ -17,6 +17,10 @@ log = logging.getLogger("penstock.frontend")
 CALLS_MAX = 4096
 """Calls that are open at the same time, idle streams among them; gRPC refuses the next one with RESOURCE_EXHAUSTED."""
 
+UNTIL_CLOSED = 1e9
+"""Seconds that open calls have: `InferenceListener.close` ends them. Of two stops, one whose time runs out ends the
+process with SIGSEGV where the other has just freed gRPC's server; without a time there is no such moment."""
+
 
 class InferenceListener:
     """The server of one process; all processes of a cluster share the port."""
@@ -62,14 +66,13 @@ class InferenceListener:
     async def stop_accepting(self) -> None:
         """Take no new calls; those that are open may end."""
         if self._server is not None and self._stopping is None:
-            grace = self._service.settings.router.request_timeout
-            self._stopping = asyncio.create_task(self._server.stop(grace), name="grpc")
+            self._stopping = asyncio.create_task(self._server.stop(UNTIL_CLOSED), name="grpc")
 
     async def close(self) -> None:
         """End what is left."""
         await self.stop_accepting()
         if self._stopping is not None:
-            await self._server.stop(0)
+            await self._server.stop(None)
             await self._stopping
 
     def _credentials(self, grpc: Any) -> Any:
