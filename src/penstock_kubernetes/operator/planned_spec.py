@@ -33,6 +33,8 @@ PLAN_TIME = 600.0
 FILES = (("workload", "trace"), ("profile",), ("output",))
 """Fields of a request that name files: those of the operator's pod are nobody's business."""
 HELD_BACK = "the request is planned and not applied: status.plan has the config; set its autoApply to true"
+APPROVED: JsonObject = {"auto_apply": True, "spec": {"autoApply": True}}
+"""What is held back is the same request as once it is approved: the plan that was seen is the one that comes."""
 
 
 async def with_plan(
@@ -49,10 +51,10 @@ async def with_plan(
     request = spec.pop("request", None)
     if request is None:
         return resource, {}
-    digest = hashlib.sha256(msgspec.json.encode(request, order="sorted")).hexdigest()[:16]
+    _check_request(request)
+    digest = hashlib.sha256(msgspec.json.encode(merge(request, APPROVED), order="sorted")).hexdigest()[:16]
     if known.get("request") != digest:
-        config = await _planned(client, request, folder)
-        known = {"request": digest, "config": config}
+        known = {"request": digest, "config": await _planned(client, request, folder)}
     return {**resource, "spec": merge(known["config"], spec)}, known
 
 
@@ -64,7 +66,6 @@ def waits_for_approval(resource: JsonObject) -> bool:
 
 async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> JsonObject:
     """Return the config of the best deployment."""
-    _check_request(request)
     words = [] if _gpus_named(request) else await _gpus_there(client, request)
     where = folder / "plan"
     where.mkdir(exist_ok=True)

@@ -25,9 +25,11 @@ def test_a_request_is_planned_for_the_nodes_and_served(cluster: OperatorCluster)
         cluster.apply("wish", wish(200.0, autoApply=False))
         cluster.until(lambda: "status.plan" in str(cluster.condition("wish", "Degraded")), "a plan held back")
         assert not cluster.pods(name="wish")
+        held = cluster.status("wish")["plan"]
         cluster.apply("wish", wish(200.0))
         cluster.until(lambda: cluster.settled("wish", 1), "an engine that was planned")
-        (model,) = cluster.status("wish")["plan"]["config"]["models"].values()
+        assert cluster.status("wish")["plan"] == held, "what is approved is what was seen"
+        (model,) = held["config"]["models"].values()
         assert model["pools"]["main"]["sim"]["timing"]["gpu"] == "h100"
         before = cluster.pods(name="wish")
         cluster.operators[-1].kill()
