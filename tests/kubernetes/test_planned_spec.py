@@ -67,6 +67,13 @@ async def test_a_request_is_planned_once(tmp_path: Path) -> None:
     whole, again = await with_plan(NOBODY, resource(LINES, frontend={"processes": 2}), marked, tmp_path)
     assert again is marked and list(whole["spec"]["models"]) == ["kept"]
     assert (await with_plan(NOBODY, resource({**LINES, "auto_apply": False}), marked, tmp_path))[1] is marked
+    for wrong in (
+        {"auto_apply": "no"},
+        {"autoApply": False},
+        {"spec": "x"},
+    ):  # no approval, which a plan must not bring
+        with pytest.raises(ConfigError):
+            await with_plan(NOBODY, resource({**LINES, **wrong}), marked, tmp_path)
     changed = {**LINES, "workload": {"rate": 3, "isl": 500, "osl": 50}}
     whole, again = await with_plan(NOBODY, resource(changed), marked, tmp_path)
     assert again["request"] != plan["request"] and list(whole["spec"]["models"]) == ["llama-3.1-8b"]

@@ -7,6 +7,7 @@ once, in a process of its own, and the plan stays in the status; what the spec s
 import asyncio
 import hashlib
 import sys
+from asyncio.subprocess import PIPE, create_subprocess_exec
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,8 +34,6 @@ PLAN_TIME = 600.0
 FILES = (("workload", "trace"), ("profile",), ("output",))
 """Fields of a request that name files: those of the operator's pod are nobody's business."""
 HELD_BACK = "the request is planned and not applied: status.plan has the config; set its autoApply to true"
-APPROVED: JsonObject = {"auto_apply": True, "spec": {"autoApply": True}}
-"""What is held back is the same request as once it is approved: the plan that was seen is the one that comes."""
 
 
 async def with_plan(
@@ -52,7 +51,7 @@ async def with_plan(
     if request is None:
         return resource, {}
     _check_request(request)
-    digest = hashlib.sha256(msgspec.json.encode(merge(request, APPROVED), order="sorted")).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode(_without_approval(request), order="sorted")).hexdigest()[:16]
     if known.get("request") != digest:
         known = {"request": digest, "config": await _planned(client, request, folder)}
     return {**resource, "spec": merge(known["config"], spec)}, known
@@ -64,17 +63,23 @@ def waits_for_approval(resource: JsonObject) -> bool:
     return (_value_at(request, "spec", "autoApply"), request.get("auto_apply")).count(False) > 0
 
 
+def _without_approval(request: JsonObject, name: str = "auto_apply") -> JsonObject:
+    """Return what is planned: once it is approved, a request is the same, and the plan that was seen is what comes."""
+    planned = {key: value for key, value in request.items() if key != name or not isinstance(value, bool)}
+    if name == "auto_apply" and isinstance(spec := planned.get("spec"), dict):
+        planned["spec"] = _without_approval(spec, "autoApply")
+    return planned
+
+
 async def _planned(client: "AsyncClient", request: JsonObject, folder: Path) -> JsonObject:
     """Return the config of the best deployment."""
-    words = [] if _gpus_named(request) else await _gpus_there(client, request)
+    named = _value_at(request, "hardware", "gpu") or _value_at(request, "spec", "hardware", "gpuSku")
+    gpus = [] if named else await _gpus_there(client, request)
     where = folder / "plan"
     where.mkdir(exist_ok=True)
     (where / "request.yaml").write_text(yaml.safe_dump(request, sort_keys=False))
-    command = (sys.executable, "-m", "penstock", "plan", "request.yaml", "--no-apply", "--json", "--jobs", "1")
-    words += ["--output", str(where / "made")]
-    child = await asyncio.create_subprocess_exec(
-        *command, *words, cwd=where, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    words = ("plan", "request.yaml", "--no-apply", "--json", "--jobs", "1", "--output", str(where / "made"), *gpus)
+    child = await create_subprocess_exec(sys.executable, "-m", "penstock", *words, cwd=where, stdout=PIPE, stderr=PIPE)
     try:
         async with asyncio.timeout(PLAN_TIME):
             out, err = await child.communicate()
@@ -115,10 +120,6 @@ def _check_request(request: object) -> None:
         )
 
 
-def _gpus_named(request: JsonObject) -> bool:
-    return bool(_value_at(request, "hardware", "gpu") or _value_at(request, "spec", "hardware", "gpuSku"))
-
-
 async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
     """Return flags for the GPUs of the nodes: of several kinds the one of which there are most."""
     from lightkube import ApiError
@@ -143,8 +144,7 @@ async def _gpus_there(client: "AsyncClient", request: JsonObject) -> list[str]:
         )
     product, count = counts.most_common(1)[0]
     asked = _value_at(request, "hardware", "max_gpus") or _value_at(request, "spec", "hardware", "totalGpus")
-    most = min(asked, count) if isinstance(asked, int) else count
-    return ["--gpu", gpu_of_sku(product), "--max-gpus", str(most)]
+    return ["--gpu", gpu_of_sku(product), "--max-gpus", str(min(asked, count) if isinstance(asked, int) else count)]
 
 
 async def _nodes(client: "AsyncClient") -> list[JsonObject]:

@@ -22,8 +22,7 @@ from penstock.kernel.values import JsonObject
 from tests.suites import ROOT
 
 CRDS = Path(__file__).parents[3] / "deploy/helm/penstock/files/crds"
-PATIENCE = 180.0
-"""Seconds for what comes at once on an idle machine: a plan has taken 57 beside a compiler."""
+PATIENCE = 60.0
 SCRIPT = {"speed": 5}
 """Pauses of back-off and of lost nodes take a fifth of their time."""
 
@@ -115,8 +114,8 @@ class OperatorCluster:
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
 
-    def until(self, there: Callable[[], object], what: str, *, every: float = 0.2) -> None:
-        end = time.monotonic() + PATIENCE
+    def until(self, there: Callable[[], object], what: str, *, every: float = 0.2, patience: float = PATIENCE) -> None:
+        end = time.monotonic() + patience
         while True:
             try:
                 if there():

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.kernel.values import JsonObject
+from penstock_kubernetes.operator.planned_spec import PLAN_TIME
 from tests.kubernetes.operator.operator_cluster import FAST, OperatorCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
@@ -21,9 +22,13 @@ def wish(ttft: float, **more: object) -> JsonObject:
 def test_a_request_is_planned_for_the_nodes_and_served(cluster: OperatorCluster) -> None:
     try:
         cluster.apply("wish", wish(0.001))
-        cluster.until(lambda: "--ttft above" in str(cluster.condition("wish", "Degraded")), "why it can't be")
+        cluster.until(
+            lambda: "--ttft above" in str(cluster.condition("wish", "Degraded")), "why it can't be", patience=PLAN_TIME
+        )
         cluster.apply("wish", wish(200.0, autoApply=False))
-        cluster.until(lambda: "status.plan" in str(cluster.condition("wish", "Degraded")), "a plan held back")
+        cluster.until(
+            lambda: "status.plan" in str(cluster.condition("wish", "Degraded")), "a plan held back", patience=PLAN_TIME
+        )
         assert not cluster.pods(name="wish")
         held = cluster.status("wish")["plan"]
         cluster.apply("wish", wish(200.0))
